@@ -1,11 +1,10 @@
-"""Generates pages of the site that are not in `docs/`: the top-level documents and the OpenAPI."""
+"""Generates pages of the site that are not in `docs/`: top-level documents, the OpenAPI, problems."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from inspect import cleandoc
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -13,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from service.api import spec_schema
+from service.api.problem_pages import problem_types, remedy
 from service.server.app import create_app
 from service.settings import Settings
 
@@ -27,6 +28,14 @@ PAGES: Final = {
 """Documents outside `docs/`, and their pages in the site."""
 LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 PICTURE: Final = re.compile(r'(src(?:set)?)="docs/')
+SERVERS: Final = [
+    {
+        "url": "{address}",
+        "description": "Any service",
+        "variables": {"address": {"default": "http://127.0.0.1:8000"}},
+    }
+]
+"""In the published document: the document of a service has its own address."""
 METHODS: Final = ("get", "put", "post", "delete")
 
 
@@ -38,7 +47,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
     document: dict[str, Any] = create_app(settings).openapi()
     files.append(File.generated(config, "api/openapi.md", content=openapi_page(document)))
-    files.append(File.generated(config, "api/openapi.json", content=json.dumps(document, indent=2)))
+    published = json.dumps({**document, "servers": SERVERS}, indent=2)
+    files.append(File.generated(config, "api/openapi.json", content=published))
+    schema = spec_schema.written()
+    files.append(File.generated(config, "api/specification.schema.json", content=schema))
+    files.append(File.generated(config, "api/problems.md", content=problems_page()))
     return files
 
 
@@ -87,13 +100,28 @@ def _normal(path: PurePosixPath) -> str:
     return "/".join(parts)
 
 
+def problems_page() -> str:
+    """Return the page of all types of problems: a section for each slug."""
+    lines = [
+        "# Problems",
+        "",
+        "Errors are RFC 9457 problems. The `type` is `/problems/` and one of these names, and is also",
+        "the address of a page of the service. A rejected request changes nothing.",
+        "",
+    ]
+    for error in problem_types():
+        lines += [f"## {error.slug}", "", f"`{error.status}`: {error.title()}", ""]
+        lines += [remedy(error), ""]
+    return "\n".join(lines)
+
+
 def openapi_page(document: Mapping[str, Any]) -> str:
     """Return an OpenAPI document as Markdown: each operation, then each schema."""
     lines = [
         "# Reference of the HTTP API",
         "",
         "Generated from the service's OpenAPI document, [`openapi.json`](openapi.json). Every service",
-        "shows the same document at `/docs`.",
+        "shows the document at `/docs`. A service without keys leaves out `security`.",
         "",
     ]
     for tag, operations in _by_tag(document).items():
@@ -120,7 +148,7 @@ def _by_tag(document: Mapping[str, Any]) -> dict[str, list[tuple[str, str, Mappi
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"### {operation['summary']}", "", f"`{method.upper()} {path}`", "")
     if described := operation.get("description"):
-        yield from (cleandoc(described), "")
+        yield from (described, "")
     if parameters := operation.get("parameters"):
         yield from ("| parameter | in | type | |", "|---|---|---|---|")
         for each in parameters:
@@ -139,7 +167,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
 def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"### {name}", "")
     if described := schema.get("description"):
-        yield from (cleandoc(described), "")
+        yield from (described, "")
     properties: Mapping[str, Any] = schema.get("properties", {})
     if not properties:
         yield from (_type(schema), "")

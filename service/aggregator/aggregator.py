@@ -214,9 +214,9 @@ class Aggregator:
         self._publisher.touch(job, ended.stages)
         return ended.end
 
-    async def runs(self, job: str, limit: int) -> Sequence[RunRecord]:
-        """Return the newest runs of a job, newest first. Raises `UnknownJobError`."""
-        return await self._ledger.runs(job, limit)
+    async def runs(self, job: str, limit: int, before: int | None = None) -> Sequence[RunRecord]:
+        """Return the newest runs of a job, newest first; see `Ledger.runs`."""
+        return await self._ledger.runs(job, limit, before)
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`. New shards join a dynamic source."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
+from fastapi import Response
+
 from service.api.problems import MEDIA_TYPE
 from service.api.responses.common import ProblemBody
 from service.api.routing import HOT
@@ -21,6 +23,7 @@ from service.errors import (
     UnknownHostError,
     UnsupportedMediaTypeError,
 )
+from service.frontier.timestamps import EARLIEST, LATEST, MAX
 from service.model.keys import Role
 from service.model.pipeline_spec import NAME_PATTERN
 from service.model.runs import MAX_NUMBER
@@ -53,6 +56,7 @@ class Description(TypedDict, total=False):
     parameters: tuple[Mapping[str, Any], ...]
     """In the query and in headers: see `query` and `header`."""
     media_type: str
+    """Media type of a response that is text, not JSON."""
     headers: Mapping[str, str]
     """Headers of the response."""
     hot: bool
@@ -98,6 +102,8 @@ def document(
         "responses": responses,
         "openapi_extra": extra,
         "status_code": described.get("status", 200),
+        # The default class would add `application/json` to every media type.
+        "response_class": Response,
     }
 
 
@@ -105,10 +111,10 @@ def _answers(described: Description) -> dict[int | str, dict[str, Any]]:
     gives = described.get("gives")
     about = described.get("about", "Done") if gives is None else (gives.__doc__ or "").strip()
     response: dict[str, Any] = {"description": about}
-    if gives is not None:
-        response["content"] = {described.get("media_type", "application/json"): _reference(gives)}
-    elif "media_type" in described:
-        response["content"] = {described["media_type"]: {}}
+    if "media_type" in described:
+        response["content"] = {described["media_type"]: {"schema": {"type": "string"}}}
+    elif gives is not None:
+        response["content"] = {"application/json": _reference(gives)}
     if "headers" in described:
         response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
@@ -143,6 +149,26 @@ def _path_parameter(name: str) -> dict[str, Any]:
         "schema": {"type": "integer", "minimum": 1, "maximum": MAX_NUMBER}
         if name in _NUMBERS
         else {"type": "string", "pattern": NAME_PATTERN},
+    }
+
+
+def event_time() -> Mapping[str, Any]:
+    """Return the schema of an event time in the query."""
+    return _time(MAX, "Event time")
+
+
+def wall_clock() -> Mapping[str, Any]:
+    """Return the schema of a moment of the wall clock in the query."""
+    return _time(LATEST, "Moment of the wall clock")
+
+
+def _time(latest: int, kind: str) -> Mapping[str, Any]:
+    return {
+        "description": f"{kind}: in ms since the Unix epoch, or in RFC 3339",
+        "anyOf": [
+            {"type": "integer", "minimum": EARLIEST, "maximum": latest},
+            {"type": "string", "format": "date-time"},
+        ],
     }
 
 

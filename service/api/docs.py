@@ -10,8 +10,10 @@ from importlib.resources import files
 from typing import Final
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 
+from service.api.exchange import state
+from service.api.openapi import without_keys
 from service.api.static import StaticFile
 
 _PAGE: Final = b"""<!doctype html>
@@ -50,9 +52,17 @@ def mount(app: FastAPI) -> None:
     found = {
         "/docs": file("text/html", lambda: _PAGE),
         "/docs/start.js": file("text/javascript", lambda: _START),
-        "/openapi.json": file("application/json", lambda: msgspec.json.encode(app.openapi())),
     }
     for name, kind in (("swagger-ui.css", "text/css"), ("swagger-ui-bundle.js", "text/javascript")):
         found[f"/docs/{name}"] = file(kind, (static / name).read_bytes)
     for path, served in found.items():
         app.add_route(path, served.__call__, include_in_schema=False)
+    keyed = file("application/json", lambda: msgspec.json.encode(app.openapi()))
+    keyless = file("application/json", lambda: msgspec.json.encode(without_keys(app.openapi())))
+
+    async def document(request: Request) -> Response:
+        # The first key may be created, and the last one revoked, at any time.
+        is_open = state(request).aggregator.keys.open
+        return await (keyless if is_open else keyed)(request)
+
+    app.add_route("/openapi.json", document, include_in_schema=False)

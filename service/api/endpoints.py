@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
 from service.api.bodies import FREE_BYTES
+from service.api.body_times import Times
 from service.api.bulk import Bulk
 from service.api.descriptions import Description, document
 from service.api.exchange import (
@@ -61,11 +62,15 @@ class Reads(Generic[B]):
 
 
 def json_body(
-    body_type: type[B], *, limit: int = MAX_BODY, refusal: type[ProblemError] = InvalidRequestError
+    body_type: type[B],
+    *,
+    limit: int = MAX_BODY,
+    refusal: type[ProblemError] = InvalidRequestError,
+    times: Times | None = None,
 ) -> Reads[B]:
     """Read JSON of this type, of at most `limit` bytes. What does not fit is refused with `refusal`."""
     decoder = msgspec.json.Decoder(body_type)
-    return Reads((body_type,), limit, lambda body: decode(decoder, body, refusal))
+    return Reads((body_type,), limit, lambda body: decode(decoder, body, refusal, times))
 
 
 def raw_body(*types: type) -> Reads[Body]:
@@ -199,6 +204,7 @@ class Endpoints:
                 _run(handler, names, reads, role, described.get("status", 200)),
                 methods=[method],
                 name=handler.__name__,
+                operation_id=handler.__name__,
                 description=handler.__doc__,
                 **document(method, names, reads.types, role, described),
             )

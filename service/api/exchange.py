@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Reservation
+from service.api.body_times import Times
 from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
@@ -23,6 +24,7 @@ from service.errors import (
     PayloadTooLargeError,
     ProblemError,
 )
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_iso
 from service.model.pipeline_spec import NAME_PATTERN
 from service.telemetry.metrics import Metrics
 
@@ -30,7 +32,7 @@ MAX_BODY = 16 * 2**20
 MAX_PIPELINE_BODY = 128 * 2**20
 
 _EXPLAINED: Final = 256 * 2**10
-"""The largest body in which an invalid value is searched for by its name: that takes long."""
+"""The largest body that is searched for an invalid value, or for times in RFC 3339: that takes long."""
 
 T = TypeVar("T")
 Body = bytes | bytearray
@@ -157,8 +159,12 @@ def decode(
     decoder: msgspec.json.Decoder[T],
     body: Body,
     refusal: type[ProblemError] = InvalidRequestError,
+    times: Times | None = None,
 ) -> T:
-    """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid."""
+    """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid.
+
+    `times`: a body may have times in RFC 3339, unless it is large.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -170,7 +176,19 @@ def decode(
         members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
     except NOT_JSON as error:
         raise _malformed(error) from None
+    in_ms = members if times is None else _in_ms(times, members, refusal)
+    if in_ms != members:
+        return decode(decoder, _encoder.encode(in_ms), refusal)
     raise refusal(_explain(decoder.type, members, message))
+
+
+def _in_ms(times: Times, members: object, refusal: type[ProblemError]) -> object:
+    if not isinstance(members, dict):
+        return members
+    try:
+        return times(cast("dict[str, Any]", members))
+    except ValueError as error:
+        raise refusal(str(error)) from None
 
 
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
@@ -250,9 +268,37 @@ def integer(request: Request, name: str, low: int, high: int, default: int | Non
     return default if value is None else whole_number(name, value, low, high)
 
 
+def moment(
+    request: Request, name: str, *, is_event: bool, default: int | None = None
+) -> int | None:
+    """Read a time from the query, in ms or in RFC 3339. Raises `InvalidRequestError`.
+
+    `is_event`: it may be the end of time, too.
+    """
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    end = f", or {MAX}" if is_event else ""
+    try:
+        # In a query, a plus sign that is not escaped is a space.
+        at = int(value) if _WHOLE.fullmatch(value) else from_iso(value.replace(" ", "+"))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"{name} is {value[:40]!r}: it must be ms or RFC 3339, and {error}"
+        ) from None
+    if EARLIEST <= at <= LATEST or (is_event and at == MAX):
+        return at
+    raise InvalidRequestError(
+        f"{name} is {at}: it must be ms or RFC 3339, {EARLIEST} to {LATEST}{end}"
+    )
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
+
+
 def whole_number(name: str, value: str, low: int, high: int) -> int:
     """Read a whole number. Raises `InvalidRequestError`."""
-    if re.fullmatch(r"-?[0-9]{1,19}", value) is None or not low <= int(value) <= high:
+    if _WHOLE.fullmatch(value) is None or not low <= int(value) <= high:
         raise InvalidRequestError(
             f"{name} is {value!r}: it must be a whole number, {low} to {high}"
         )

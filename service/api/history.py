@@ -6,12 +6,12 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from service.api.descriptions import query
+from service.api.descriptions import event_time, query, wall_clock
 from service.api.endpoints import Call, Endpoints
-from service.api.exchange import answer, integer
+from service.api.exchange import answer, integer, moment
 from service.api.responses.history import EtaBody, HistoryBody, eta_body, past_watermark_body
 from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp, understood
+from service.frontier.timestamps import EARLIEST, understood
 from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
@@ -21,8 +21,6 @@ _DEFAULT_SPAN_MS: Final = 3_600_000
 
 AT: Final = "Tidegauge-At"
 
-_INSTANT = {"type": "integer", "minimum": EARLIEST, "maximum": LATEST}
-
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/history",
@@ -30,10 +28,8 @@ _INSTANT = {"type": "integer", "minimum": EARLIEST, "maximum": LATEST}
     gives=HistoryBody,
     errors=(UnknownJobError, UnknownStageError, UnavailableError),
     parameters=(
-        query(
-            "from", "The begin, in ms of the wall clock; an hour before `to` by default", _INSTANT
-        ),
-        query("to", "The end, included; now by default", _INSTANT),
+        query("from", "The begin; an hour before `to` by default", wall_clock()),
+        query("to", "The end, included; now by default", wall_clock()),
         query(
             "points",
             "Number of intervals; the answer has the last change of each",
@@ -67,11 +63,7 @@ async def get_history(call: Call[None]) -> HistoryBody:
     errors=(UnknownJobError, UnknownStageError, UnavailableError),
     parameters=(
         {
-            **query(
-                "at",
-                "The event time for the output watermark to reach, in ms",
-                {"type": "integer", "minimum": EARLIEST, "maximum": MAX},
-            ),
+            **query("at", "The event time for the output watermark to reach", event_time()),
             "required": True,
         },
     ),
@@ -83,16 +75,14 @@ async def get_eta(call: Call[None]) -> Response:
     The answer has a reason in place of an estimate if the watermark stands still for longer than
     before, or if the history is too short.
     """
-    target = integer(call.request, "at", EARLIEST, MAX, None)
+    target = moment(call.request, "at", is_event=True)
     if target is None:
-        raise InvalidRequestError("at is missing: the event time to reach, in ms")
-    if not is_timestamp(target):
-        raise InvalidRequestError(f"at is {target}: it must be {EARLIEST} to {LATEST}, or {MAX}")
+        raise InvalidRequestError("at is missing: the event time to reach, in ms or RFC 3339")
     state, found = await call.aggregator.history.estimate(call.job, call.stage, target)
     body = eta_body(target, found, state.view.watermark.output)
     return answer(body, headers={AT: understood(target)})
 
 
 def _instant(request: Request, name: str, default_ms: int) -> int:
-    value = integer(request, name, EARLIEST, LATEST, None)
+    value = moment(request, name, is_event=False)
     return default_ms if value is None else value

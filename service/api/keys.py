@@ -8,6 +8,7 @@ from service.aggregator import ANYONE
 from service.api.descriptions import query
 from service.api.endpoints import Call, Endpoints, json_body
 from service.api.exchange import answer, check_name, integer
+from service.api.paging import PAGE_BY_NAME, page_by_name
 from service.api.requests import CreateKey
 from service.api.responses.keys import (
     AuditBody,
@@ -53,12 +54,18 @@ async def create_key(call: Call[CreateKey]) -> Response:
 
 
 @endpoints.get(
-    "/v1/keys", role=Role.ADMIN, gives=KeysBody, errors=(UnavailableError, OverloadedError)
+    "/v1/keys",
+    role=Role.ADMIN,
+    gives=KeysBody,
+    errors=(InvalidRequestError, UnavailableError, OverloadedError),
+    parameters=PAGE_BY_NAME,
 )
 async def list_keys(call: Call[None]) -> KeysBody:
-    """List the keys, without their secrets."""
+    """List the keys by name, without their secrets."""
     async with call.turn():
-        return KeysBody([key_line(key) for key in await call.aggregator.keys.all()])
+        keys = await call.aggregator.keys.all()
+        page, following = page_by_name(call.request, keys, lambda key: key.name)
+        return KeysBody([key_line(key) for key in page], following)
 
 
 @endpoints.delete(

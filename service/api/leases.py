@@ -51,7 +51,7 @@ async def claim(call: Call[ClaimBody]) -> GrantBody:
     gives=RenewedBody,
     errors=(UnknownJobError,),
 )
-async def renew(call: Call[Tokens]) -> RenewedBody:
+async def renew_leases(call: Call[Tokens]) -> RenewedBody:
     """Renew leases. An expired lease is never renewed."""
     renewed, lost = await call.aggregator.renew(call.job, call.body.tokens)
     return RenewedBody(
@@ -67,6 +67,6 @@ async def renew(call: Call[Tokens]) -> RenewedBody:
     gives=ReleasedBody,
     errors=(UnknownJobError,),
 )
-async def release(call: Call[Tokens]) -> ReleasedBody:
+async def release_leases(call: Call[Tokens]) -> ReleasedBody:
     """Release leases."""
     return ReleasedBody(await call.aggregator.release(call.job, call.body.tokens))

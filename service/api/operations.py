@@ -29,7 +29,7 @@ async def readyz(call: Call[None]) -> HealthBody:
 @endpoints.get(
     "/metrics", role=Role.SCRAPE, about="Metrics for Prometheus", media_type="text/plain"
 )
-async def metrics(call: Call[None]) -> Response:
+async def get_metrics(call: Call[None]) -> Response:
     """Show the metrics."""
     try:
         survey = await call.aggregator.survey()

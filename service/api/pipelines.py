@@ -8,6 +8,7 @@ from service.aggregator import Precondition
 from service.api.descriptions import header, query
 from service.api.endpoints import NO_BODY, Call, Endpoints, json_body
 from service.api.exchange import MAX_PIPELINE_BODY, entity_tags, integer
+from service.api.paging import PAGE_BY_NAME, page_by_name
 from service.api.responses.jobs import (
     GraphBody,
     JobBody,
@@ -87,17 +88,20 @@ async def check_pipeline(call: Call[PipelineSpec]) -> Response:
     return Response(status_code=204)
 
 
-@endpoints.get("/v1/jobs", role=Role.READ, gives=JobsBody)
+@endpoints.get(
+    "/v1/jobs",
+    role=Role.READ,
+    gives=JobsBody,
+    errors=(InvalidRequestError,),
+    parameters=PAGE_BY_NAME,
+)
 async def list_pipelines(call: Call[None]) -> JobsBody:
-    """List the jobs that the key may read."""
+    """List the jobs that the key may read, by name."""
     jobs = await call.aggregator.definitions.jobs()
-    return JobsBody(
-        [
-            JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages))
-            for j in jobs
-            if call.may_read(j.name)
-        ]
-    )
+    readable = (job for job in jobs if call.may_read(job.name))
+    page, following = page_by_name(call.request, readable, lambda job: job.name)
+    lines = [JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages)) for j in page]
+    return JobsBody(lines, following)
 
 
 @endpoints.get(

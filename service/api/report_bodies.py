@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from service.api.body_times import report_in_ms
 from service.api.exchange import NOT_JSON, Body, decode
 from service.api.packed_reports import read_keyed_columns, read_source_columns
 from service.api.report_checks import (
@@ -99,7 +100,7 @@ def _silent(stage: Stage) -> ReportedFacts | None:
 
 
 async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode(_source, body, InvalidReportError)
+    read = decode(_source, body, InvalidReportError, report_in_ms)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await read_source_columns(read, read.columns, silent)
@@ -164,7 +165,7 @@ def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) ->
 
 
 async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode(_keyed, body, InvalidReportError)
+    read = decode(_keyed, body, InvalidReportError, report_in_ms)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await read_keyed_columns(read, read.columns, silent)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
+from service.api.body_times import commit_in_ms
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
 from service.api.exchange import Body
 from service.api.report_bodies import read_report
@@ -78,7 +79,7 @@ async def _advice(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBo
 
 @endpoints.post(
     "/v1/jobs/{job}/commits",
-    json_body(CommitBody),
+    json_body(CommitBody, times=commit_in_ms),
     role=Role.DRIVE,
     gives=CommittedBody,
     errors=(

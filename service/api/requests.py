@@ -13,7 +13,7 @@ from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.leases import Claim
-from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, Name
+from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, ONLY_AT_THE_END, Name
 from service.model.reports import MAX_REPORTED, RangeNote
 from service.model.runs import MAX_NUMBER
 
@@ -21,12 +21,15 @@ T = TypeVar("T")
 
 MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 10_000, 600_000
 
+IN_RFC_3339 = {"x-rfc-3339": True}
+"""Mark of an integer that may be sent in RFC 3339: `service.api.openapi` documents it."""
+
 Time = Annotated[
     int,
     Meta(
         description="Milliseconds since the Unix epoch, UTC: an instant of the years 0001 to 9999, or"
         f" {MAX} (the end of time)",
-        extra_json_schema={"examples": [1767225600000, MAX]},
+        extra_json_schema={"examples": [1767225600000, MAX], **IN_RFC_3339},
     ),
 ]
 JobsPattern = Annotated[
@@ -41,11 +44,16 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 Run = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
 Holder = Name
-_TEXT = r"^[^\x00]*$(?!\n)"
+_TEXT = r"^[^\x00]*$" + ONLY_AT_THE_END
 """Text that Postgres stores: any without a NUL."""
 
 Address = Annotated[
-    str, Meta(max_length=2_000, pattern=r"^https?://[^\s\x00]+$(?!\n)", description="An HTTP URL")
+    str,
+    Meta(
+        max_length=2_000,
+        pattern=r"^https?://[^\s\x00]+$" + ONLY_AT_THE_END,
+        description="An HTTP URL",
+    ),
 ]
 """Only HTTP: the page makes links of these URLs, and a browser would run one of `javascript:`."""
 
@@ -148,7 +156,8 @@ OldestWork = Annotated[
     int,
     Meta(
         description="Wall-clock arrival (ms) of the range's oldest unfinished work. Left out or null:"
-        " all work is finished. The processing watermark follows from these arrivals"
+        " all work is finished. The processing watermark follows from these arrivals",
+        extra_json_schema=IN_RFC_3339,
     ),
 ]
 Records = Annotated[

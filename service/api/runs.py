@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.api.descriptions import query
 from service.api.endpoints import Call, Endpoints, json_body
 from service.api.exchange import integer
+from service.api.paging import cursor_parameter, first_page
 from service.api.requests import EndRun, OpenRun
 from service.api.responses.jobs import CommitsBody
 from service.api.responses.runs import EndedBody, RunBody, RunsBody, ended_body, runs_body
@@ -17,7 +18,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.model.keys import Role
-from service.model.runs import MAX_RUNS, NewRun
+from service.model.runs import MAX_NUMBER, MAX_RUNS, NewRun
 
 endpoints = Endpoints("runs")
 
@@ -50,12 +51,16 @@ async def open_run(call: Call[OpenRun]) -> RunBody:
             "Number of runs",
             {"type": "integer", "minimum": 1, "maximum": MAX_RUNS, "default": DEFAULT_RUNS},
         ),
+        cursor_parameter({"type": "string", "pattern": "^[1-9][0-9]{0,15}$"}),
     ),
 )
 async def get_runs(call: Call[None]) -> RunsBody:
     """Show the runs of a job and their ends, newest first."""
     limit = integer(call.request, "limit", 1, MAX_RUNS, DEFAULT_RUNS) or DEFAULT_RUNS
-    return runs_body(await call.aggregator.runs(call.job, limit))
+    before = integer(call.request, "cursor", 1, MAX_NUMBER, None)
+    # One more shows that there is another page.
+    found = await call.aggregator.runs(call.job, limit + 1, before)
+    return runs_body(*first_page(list(found), limit, lambda each: str(each.run)))
 
 
 @endpoints.post(

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from service.aggregator import Changes, StageState
-from service.api.descriptions import header, query
+from service.api.descriptions import event_time, header, query
 from service.api.endpoints import Call, Endpoints
 from service.api.event_stream import EventStream
 from service.api.exchange import (
@@ -18,6 +18,7 @@ from service.api.exchange import (
     encode,
     entity_tags,
     integer,
+    moment,
     preferred_wait_s,
 )
 from service.api.responses.ranges import RangesBody, is_keyed, range_body
@@ -32,7 +33,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.ranges import KeyRange
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp, understood
+from service.frontier.timestamps import understood
 from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
@@ -46,8 +47,6 @@ AT_LEAST = "Tidegauge-At-Least"
 _SOFT_POLL_S = 0.25
 """Poll interval of a wait for a soft value, which changes without a publication."""
 
-_TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
-
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/watermark",
@@ -57,7 +56,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     also={304: "It has not changed"},
     errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
-        query("at_least", "With `Prefer: wait`: the output watermark to wait for", _TIME),
+        query("at_least", "With `Prefer: wait`: the output watermark to wait for", event_time()),
         query(
             "percentile",
             "One of the stage's percentiles: its watermark stands in place of the output watermark",
@@ -84,7 +83,7 @@ async def get_watermark(call: Call[None]) -> Response:
         return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
     percentile = await _percentile(call)
     tags = entity_tags(request.headers.get("if-none-match"))
-    at_least = _at_least(request)
+    at_least = moment(request, "at_least", is_event=True)
     until = _until(at_least, tags, percentile)
     wait_s = preferred_wait_s(request)
     headers = {} if at_least is None else {AT_LEAST: understood(at_least)}
@@ -133,15 +132,6 @@ def _matches(state: StageState, percentile: int | None, tags: frozenset[str]) ->
     return not tags.isdisjoint(named if percentile is not None else named | {state.version_tag})
 
 
-def _at_least(request: Request) -> int | None:
-    value = integer(request, "at_least", EARLIEST, MAX, None)
-    if value is not None and not is_timestamp(value):
-        raise InvalidRequestError(
-            f"at_least is {value}: it must be {EARLIEST} to {LATEST}, or {MAX}"
-        )
-    return value
-
-
 def _until(
     at_least: int | None, tags: frozenset[str] | None, percentile: int | None
 ) -> Callable[[StageState], bool] | None:
@@ -160,7 +150,7 @@ def _until(
 @endpoints.get(
     "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
 )
-async def get_snapshot(call: Call[None]) -> SnapshotBody:
+async def get_watermarks(call: Call[None]) -> SnapshotBody:
     """Show the watermarks of all stages of a job, each after its inputs, as one consistent snapshot."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
@@ -171,7 +161,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 @endpoints.get(
     "/v1/jobs/{job}/events",
     role=Role.READ,
-    gives=WatermarkBody,
+    about="Server-sent events. The data of `event: watermark` is a WatermarkBody",
     media_type="text/event-stream",
     errors=(UnknownJobError, OverloadedError),
     parameters=(header("Last-Event-ID", "The id of the last received event"),),

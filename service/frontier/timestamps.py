@@ -10,6 +10,7 @@ whole arithmetic of watermarks.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -88,3 +89,33 @@ def iso(at_ms: int) -> str:
     """
     at = _EPOCH + timedelta(milliseconds=at_ms)
     return f"{at:%Y-%m-%dT%H:%M:%S}".rjust(19, "0") + f".{at_ms % 1_000:03d}Z"
+
+
+_RFC_3339: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+def from_iso(text: str) -> int:
+    """Read an instant in RFC 3339: with its offset, and in whole milliseconds.
+
+    Raises `ValueError` for another text. A part of a millisecond is rejected: rounded down, a wait for
+    the instant could end too early, and rounded up, a promise could be too late.
+
+    >>> from_iso("2026-01-01T00:00:03.12Z"), from_iso("2026-01-01T01:00:03+01:00")
+    (1767225603120, 1767225603000)
+    >>> from_iso("2026-01-01T00:00:03.000100Z")
+    Traceback (most recent call last):
+    ValueError: a part of a millisecond is not read
+    """
+    found = _RFC_3339.fullmatch(text)
+    if found is None:
+        raise ValueError("RFC 3339 is like 2026-01-01T00:00:00Z")
+    day, time, fraction, offset = found.groups("")
+    if fraction[3:].strip("0"):
+        raise ValueError("a part of a millisecond is not read")
+    try:
+        at = datetime.fromisoformat(f"{day}T{time}{offset.upper()}")
+        return (at - _EPOCH) // timedelta(milliseconds=1) + int(fraction[:3].ljust(3, "0"))
+    except ValueError as error:
+        raise ValueError(f"this is not an instant: {error}") from None

@@ -171,8 +171,11 @@ class Ledger(Protocol):
         """
         ...
 
-    async def runs(self, job: str, limit: int) -> Sequence[RunRecord]:
-        """Return the newest runs of a job, newest first. Raises `UnknownJobError`."""
+    async def runs(self, job: str, limit: int, before: int | None = None) -> Sequence[RunRecord]:
+        """Return the newest runs of a job, newest first. Raises `UnknownJobError`.
+
+        `before`: only those with a lower number.
+        """
         ...
 
     async def run_holder(self, job: str, run: int) -> str | None:

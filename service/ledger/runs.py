@@ -13,7 +13,7 @@ from service.ledger.audit import write_audit
 from service.ledger.loading import unknown_job
 from service.ledger.rows import end_of, run_of, run_row
 from service.model.audit import Deed
-from service.model.runs import MAX_RUNS, EndedRun, NewRun, RunEnd, RunRecord
+from service.model.runs import MAX_NUMBER, MAX_RUNS, EndedRun, NewRun, RunEnd, RunRecord
 
 
 async def open_run(
@@ -79,10 +79,21 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
     return EndedRun(end, stages)
 
 
-async def find_runs(db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
+async def find_runs(
+    db: AsyncConnection, job: str, limit: int, before: int | None
+) -> Sequence[RunRecord]:
     """See `Ledger.runs`."""
     if (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none() is None:
         raise unknown_job(job)
-    return [
-        run_of(row) for row in await db.execute(sql.FIND_RUNS, {"b_job": job, "b_limit": limit})
-    ]
+    values = {
+        "b_job": job,
+        "b_limit": limit,
+        "b_before": MAX_NUMBER + 1 if before is None else before,
+    }
+    return [run_of(row) for row in await db.execute(sql.FIND_RUNS, values)]
+
+
+async def find_holder(db: AsyncConnection, job: str, run: int) -> str | None:
+    """See `Ledger.run_holder`."""
+    found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
+    return found.scalar_one_or_none()

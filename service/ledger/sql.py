@@ -254,14 +254,15 @@ class SqlLedger(Ledger):
 
     @override
     @_reading
-    async def runs(self, db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
-        return await runs.find_runs(db, job, limit)
+    async def runs(
+        self, db: AsyncConnection, job: str, limit: int, before: int | None = None
+    ) -> Sequence[RunRecord]:
+        return await runs.find_runs(db, job, limit, before)
 
     @override
     @_reading
     async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:
-        found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
-        return found.scalar_one_or_none()
+        return await runs.find_holder(db, job, run)
 
     @override
     @run_to_completion

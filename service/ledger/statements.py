@@ -197,7 +197,11 @@ _RUN = select(
     ).label("last_epoch"),
 ).where(runs.c.job == bindparam("b_job"))
 FIND_RUN = _RUN.where(runs.c.run == bindparam("b_run"))
-FIND_RUNS = _RUN.order_by(runs.c.run.desc()).limit(bindparam("b_limit"))
+FIND_RUNS = (
+    _RUN.where(runs.c.run < bindparam("b_before"))
+    .order_by(runs.c.run.desc())
+    .limit(bindparam("b_limit"))
+)
 CHANGE_LAYOUT_OF_STAGE = (
     update(stages)
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))

@@ -15,6 +15,8 @@ from hashlib import sha256
 from secrets import token_urlsafe
 from typing import Final
 
+from service.model.pipeline_spec import ONLY_AT_THE_END
+
 
 class Role(StrEnum):
     """Roles of keys, and of the requests that need them."""
@@ -44,7 +46,7 @@ _TABLE: Final = {
 """Permissions of each role, by the role that a request needs."""
 
 EVERY_JOB: Final = "*"
-JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$(?!\n)"
+JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$" + ONLY_AT_THE_END
 """Pattern of the patterns of jobs: the characters of names, and `*`, `?`, `[…]`, `[!…]`."""
 
 

@@ -21,8 +21,10 @@ from service.frontier.policies import (
 )
 from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, Layout, ShardLayout
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
-"""In Python, `$` also matches before a newline at the end; the rest of the pattern excludes it."""
+ONLY_AT_THE_END = r"(?!\n)"
+"""Addition to a pattern that ends in `$`: in Python, `$` also matches before a newline at the end."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$" + ONLY_AT_THE_END
 
 MAX_STAGES = 1_000
 MAX_RANGES = 1_000_000

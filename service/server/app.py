@@ -14,9 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
 from service.aggregator import Aggregator, Limits, Retention
 from service.api import (
@@ -29,6 +27,7 @@ from service.api import (
     operations,
     page,
     pipelines,
+    problem_pages,
     range_summaries,
     reports,
     retirements,
@@ -37,12 +36,10 @@ from service.api import (
 )
 from service.api.bodies import BodyBudget
 from service.api.counting import Responses
-from service.api.descriptions import BEARER
 from service.api.exchange import ServiceState
 from service.api.fast_lane import Application
+from service.api.openapi import document_of
 from service.api.problems import install_handlers
-from service.api.requests import REQUESTS
-from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
 from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import AllowedHosts
@@ -52,7 +49,6 @@ from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
-from service.model.pipeline_spec import PipelineSpec
 from service.server.bootstrap_keys import (
     check_not_exposed,
     may_be_open,
@@ -197,6 +193,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     install_handlers(app)
     mount(app, *(each.router for each in resources))
     docs.mount(app)
+    problem_pages.mount(app)
     page.mount(app)
     app.openapi = lambda: _openapi(app)
     return app
@@ -246,17 +243,6 @@ def _end_waits_on_signal(aggregator: Aggregator) -> Generator[None]:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document: routes from the routers, bodies from the types that decode them."""
     if app.openapi_schema is None:
-        # Relative to the document, so that requests from `/docs` pass a proxy's path.
-        servers = [{"url": "."}]
-        schema = get_openapi(
-            title=app.title, version=app.version, routes=app.routes, servers=servers
-        )
-        _, components = msgspec.json.schema_components(
-            (PipelineSpec, *REQUESTS, *RESPONSES), ref_template="#/components/schemas/{name}"
-        )
-        bearer = {"type": "http", "scheme": "bearer"}
-        schema["components"] = {"schemas": components, "securitySchemes": {BEARER: bearer}}
-        app.openapi_schema = schema
+        app.openapi_schema = document_of(app)
     return app.openapi_schema

@@ -162,7 +162,8 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
-    for member in _SHOWN_BESIDE:
+    # Editors find their schema by the first, which is not a part of the specification.
+    for member in ("$schema", *_SHOWN_BESIDE):
         spec.pop(member, None)
     named = spec.pop("job", None)
     if named is not None and job is not None and named != job:

@@ -23,6 +23,7 @@ class JobsAnswer(TypedDict):
     """Every job."""
 
     jobs: Sequence[JobLine]
+    next: NotRequired[str]
 
 
 class JobAnswer(TypedDict):
@@ -64,6 +65,7 @@ class RunsAnswer(TypedDict):
     """The newest runs of a job, newest first."""
 
     runs: Sequence[RunLine]
+    next: NotRequired[str]
 
 
 class ProblemLine(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import spark_agent
+from service.api import spec_schema
+from service.api.problem_pages import problem_types
+from spark_agent.cli.common import DEFAULT_URL
 from tests.support.server import ROOT
 
 REQUESTED = {
@@ -83,7 +87,7 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     navigation = (site / "glossary.html").read_text()
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     generated = ["examples.md", "architecture.md", "contributing.md", "changelog.md"]
-    for page in [*map(Path.as_posix, pages), *generated, "api/openapi.md"]:
+    for page in [*map(Path.as_posix, pages), *generated, "api/openapi.md", "api/problems.md"]:
         link = Path(page).with_suffix(".html").as_posix()
         shown = "./" if page == "glossary.md" else link
         assert f'href="{shown}"' in navigation or f'href="{link}"' in navigation, page
@@ -101,3 +105,19 @@ def test_the_reference_of_the_http_api_has_every_route(site: Path) -> None:
     assert 'href="openapi.json"' in page
     assert (site / "api/openapi.json").exists()
     assert not list(site.rglob("*.py")), "the hooks are not part of the site"
+
+
+def test_each_problem_has_its_section(site: Path) -> None:
+    page = (site / "api/problems.html").read_text()
+    for error in problem_types():
+        assert f'id="{error.slug}"' in page, error.slug
+
+
+def test_the_schema_of_specifications_is_published(site: Path) -> None:
+    assert (site / "api/specification.schema.json").read_text() == spec_schema.written()
+
+
+def test_the_published_document_does_not_name_its_own_site_as_the_server(site: Path) -> None:
+    published = json.loads((site / "api/openapi.json").read_text())
+    (server,) = published["servers"]
+    assert server["variables"]["address"]["default"] == DEFAULT_URL

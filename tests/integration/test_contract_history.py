@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.frontier.timestamps import iso
 from tests.support.api import MAX, Api, ok, problem
 from tests.support.inprocess import InProcess
 
@@ -46,7 +47,7 @@ class Stage:
             for point in ok(await self.get("history", stage, **query))["points"]
         ]
 
-    async def eta(self, at: int) -> Any:
+    async def eta(self, at: int | str) -> Any:
         return ok(await self.get("eta", at=at))
 
     def ms(self, text: str) -> int:
@@ -147,7 +148,7 @@ async def test_a_watermark_that_stands_for_longer_than_history_is_kept_is_known_
     [
         ({"from_": "x"}, "from is 'x'"),
         ({"to": "1.5"}, "to is '1.5'"),
-        ({"to": str(2**63 - 1)}, "to is '9223372036854775807'"),
+        ({"to": str(2**63 - 1)}, "to is 9223372036854775807"),
         ({"from_": "5", "to": "4"}, "from is 5, which is after to, 4"),
         ({"points": "0"}, "points is '0'"),
         ({"points": "10001"}, "points is '10001'"),
@@ -163,6 +164,16 @@ async def test_any_instant_will_do(stage: Stage):
     everything = {"from_": "-62135596800000", "to": "253402300799999"}
     assert len(await stage.points(**everything)) == 2
     assert len(await stage.points(to="-62135596800000")) == 1
+
+
+async def test_moments_in_rfc_3339(stage: Stage):
+    await stage.report(10, 1_000)
+    began = iso(stage.began_ms)
+    ended = iso(stage.began_ms + 1_500).replace("Z", "+00:00")
+    in_ms = await stage.points(from_=stage.began_ms, to=stage.began_ms + 1_500)
+    assert await stage.points(from_=began, to=ended) == in_ms
+    reached = await stage.eta("1970-01-01T00:00:00.005Z")
+    assert (reached["at"], reached["reached"]) == (5, True)
 
 
 @pytest.mark.parametrize("what", ["history", "eta?at=5"])
@@ -249,6 +260,8 @@ async def test_a_reset_makes_an_estimate_start_over(stage: Stage):
         ({}, "at is missing"),
         ({"at": "soon"}, "at is 'soon'"),
         ({"at": "253402300800000"}, "at is 253402300800000"),
+        ({"at": "2026-02-30T00:00:00Z"}, "not an instant"),
+        ({"at": "2026-01-01T00:00:00.0005Z"}, "a part of a millisecond"),
     ],
 )
 async def test_a_time_that_is_none(stage: Stage, query: dict[str, str], says: str):

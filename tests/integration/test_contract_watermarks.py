@@ -264,9 +264,28 @@ async def test_at_least_of_the_end_of_time(job: Api, token: str):
     assert ok(await answered(poll))["status"] == "final"
 
 
-@pytest.mark.parametrize("value", ["x", "1.5", "", str(1 << 62), str(10**30)])
+@pytest.mark.parametrize(
+    "value",
+    ["x", "1.5", "", str(1 << 62), str(10**30), "2026-01-01", "2026-01-01T00:00:00",
+     "2026-02-30T00:00:00Z", "2026-01-01T00:00:00.0001Z", "0001-01-01T00:00:00%2B01:00"],
+)  # fmt: skip
 async def test_an_invalid_at_least(job: Api, value: str):
     problem(await job.get_watermark("s", f"?at_least={value}"), 422, "invalid-request")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-01-01T00:00:00Z", "2026-01-01t00:00:00.000000z", "2026-01-01T01:30:00%2B01:30",
+     "2026-01-01T01:30:00+01:30", "2025-12-31T23:00:00-01:00"],
+)  # fmt: skip
+async def test_at_least_in_rfc_3339(job: Api, token: str, text: str):
+    poll = polling(job.get_watermark("s", f"?at_least={text}", Prefer="wait=60"))
+    await job.report("s", token, {"0": 1767225599999, "1": 1767225599999})
+    await still_waiting(poll, job)
+    await job.report("s", token, {"0": 1767225600000, "1": 1767225600000})
+    response = await answered(poll)
+    assert ok(response)["output_watermark"] == 1767225600000
+    assert response.headers["tidegauge-at-least"] == "2026-01-01T00:00:00.000Z"
 
 
 async def test_a_poller_hears_of_a_reset(job: Api, token: str):

@@ -89,7 +89,7 @@ class Guarded:
         self, method: str, path: str, headers: Mapping[str, str], job: str = "scores-1"
     ) -> httpx.Response:
         """A request whose body nobody can read: whoever is refused is refused before."""
-        path = path.format(job=job, stage="s", run=1, key="no-such-key")
+        path = path.format(job=job, stage="s", range="0", run=1, key="no-such-key")
         content = b"{" if method in {"post", "put"} else None
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
         if content is not None:

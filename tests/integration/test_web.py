@@ -277,7 +277,7 @@ async def test_the_documentation_needs_no_other_server(api: Api):
     start = (await api.client.get("/docs/start.js")).text
     [schema] = re.findall(r'url: "([^"]+)"', start)
     document = ok(await api.client.get(urljoin("/docs", schema)))
-    assert document["servers"] == [{"url": "."}]
+    assert [server["url"] for server in document["servers"]] == ["."]
 
 
 @pytest.mark.parametrize("start", ["/", "/docs"])

@@ -45,6 +45,10 @@ EXECUTED: Final = {
     "import asyncio": "tests/integration/test_client.py",
     "waited.seen": "tests/integration/test_client.py",
     "from airflow": "tests/integration/test_client.py",
+    "openapi-python-client generate": "tests/integration/test_generated_clients.py",
+    "tidegauge_http.api.leases": "tests/integration/test_generated_clients.py",
+    "npx openapi-typescript": "tests/integration/test_generated_clients.py",
+    "tidegauge schema >": "tests/integration/test_schema_command.py",
     "relay.step()": "tests/integration/test_relays.py",
 }
 """Code that one block of shell or Python contains, and the tests that run the block."""

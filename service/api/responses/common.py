@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, UnsetType
 
 from service.frontier.timestamps import iso
 
@@ -19,10 +19,22 @@ Count = Annotated[int, Meta(ge=0)]
 Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
+Next = Annotated[
+    str | UnsetType,
+    Meta(description="The `cursor` of the next page. Left out on the last page"),
+]
+
+
 class ProblemBody(Struct, frozen=True):
     """An RFC 9457 problem. It may have more members."""
 
-    type: str
+    type: Annotated[
+        str,
+        Meta(
+            description="Address of the problem's page, relative to the service",
+            extra_json_schema={"format": "uri-reference", "examples": ["/problems/stale-run"]},
+        ),
+    ]
     title: str
     status: int
     detail: str

@@ -18,7 +18,9 @@ from service.frontier.timestamps import MAX, iso, to_wire
 class PastWatermarkBody(Struct, frozen=True):
     """The watermarks of a stage, from an instant of the wall clock on."""
 
-    at: Annotated[int, Meta(description="Milliseconds since the Unix epoch, UTC")]
+    at: Annotated[
+        int, Meta(description="Moment of the wall clock, in ms since the Unix epoch, UTC")
+    ]
     input_watermark: Watermark
     output_watermark: Watermark
     status: Status

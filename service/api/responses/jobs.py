@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.api.requests import Number, Run
-from service.api.responses.common import Count
+from service.api.responses.common import Count, Next
 from service.frontier.graph import Stage
 from service.frontier.health import Health
 from service.model.jobs import JobView, Specification
@@ -43,9 +43,10 @@ class JobLine(Struct, frozen=True):
 
 
 class JobsBody(Struct, frozen=True):
-    """Every job."""
+    """Jobs, by name: all of them, or a page."""
 
     jobs: list[JobLine]
+    next: Next = UNSET
 
 
 class NodeBody(Struct, frozen=True):

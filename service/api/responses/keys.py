@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
-from service.api.responses.common import Count
+from service.api.responses.common import Count, Instant, Next
 from service.frontier.timestamps import iso
 from service.model.audit import Action, AuditRecord
 from service.model.keys import Key, Role
@@ -27,16 +27,17 @@ class KeyLine(Struct, frozen=True):
     name: str
     role: Role
     jobs: str
-    created_at: str
+    created_at: Instant
     created_by: str
-    expires_at: str | None
-    used_at: str | None
+    expires_at: Instant | None
+    used_at: Instant | None
 
 
 class KeysBody(Struct, frozen=True):
-    """Every key in the ledger."""
+    """Keys in the ledger, by name: all of them, or a page."""
 
     keys: list[KeyLine]
+    next: Next = UNSET
 
 
 class NewKeyBody(Struct, frozen=True):
@@ -45,7 +46,7 @@ class NewKeyBody(Struct, frozen=True):
     name: str
     role: Role
     jobs: str
-    expires_at: str | None
+    expires_at: Instant | None
     secret: str
 
 
@@ -53,7 +54,7 @@ class AuditLine(Struct, frozen=True):
     """A change, with its author, address and time."""
 
     number: Count
-    at: str
+    at: Instant
     by: str
     address: str
     action: Action

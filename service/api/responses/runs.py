@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.api.requests import Number, Run
-from service.api.responses.common import Instant
+from service.api.responses.common import Instant, Next
 from service.frontier.health import Outcome
 from service.frontier.timestamps import iso
 from service.model.runs import RunEnd, RunRecord
@@ -56,6 +56,7 @@ class RunsBody(Struct, frozen=True):
     """The runs of a job, newest first."""
 
     runs: list[RunLine]
+    next: Next = UNSET
 
 
 def ended_body(end: RunEnd) -> EndedBody:
@@ -63,9 +64,9 @@ def ended_body(end: RunEnd) -> EndedBody:
     return EndedBody(end.run, end.outcome, end.because or None, iso(end.at_ms))
 
 
-def runs_body(found: Sequence[RunRecord]) -> RunsBody:
-    """Return the runs of a job."""
-    return RunsBody([_line(each) for each in found])
+def runs_body(found: Sequence[RunRecord], following: str | UnsetType) -> RunsBody:
+    """Return the runs of a job, and the cursor of the next page."""
+    return RunsBody([_line(each) for each in found], following)
 
 
 def _line(run: RunRecord) -> RunLine:

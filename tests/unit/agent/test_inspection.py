@@ -52,7 +52,7 @@ def run(name: str, *arguments: str) -> Result:
 
 OF_A_STAGE = [
     *("show", "history", "eta", "explain", "throttle", "wait"),
-    *("jobs", "watch", "ranges", "apply", "export", "delete", "status", "retire"),
+    *("jobs", "watch", "ranges", "apply", "export", "delete", "status", "retire", "schema"),
 ]
 
 
