@@ -36,7 +36,7 @@ class Agreement:
 
     watermark: int
     idle: bool = False
-    without_retired: bool = field(default=False, compare=False)
+    without_retired: bool = field(default=False, compare=False, repr=False)
     """True if a member is retired. It may report again before this is published: then it counts."""
 
 
