@@ -65,7 +65,7 @@ class Dashboard:
 
 def _at(kind: str, labels: str) -> str:
     """Return a watermark as Grafana's moments are, in ms. The end of time is no moment."""
-    series = f'tidegauge_watermark_seconds{{{labels}, kind="{kind}"}}'
+    series = f'tidegauge_watermark_timestamp_seconds{{{labels}, kind="{kind}"}}'
     return f"1000 * (max by (stage) ({series}) < +Inf)"
 
 
@@ -294,7 +294,7 @@ STAGE: Final = Dashboard(
             MOMENT,
             [
                 (
-                    f"1000 * (max by (kind) (tidegauge_watermark_seconds{{{_STAGE}}}) < +Inf)",
+                    f"1000 * (max by (kind) (tidegauge_watermark_timestamp_seconds{{{_STAGE}}}) < +Inf)",
                     "{{kind}}",
                 )
             ],

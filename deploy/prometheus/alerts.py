@@ -81,8 +81,8 @@ def alerts(at: Thresholds) -> Iterator[Alert]:
 
 def _of_watermarks(at: Thresholds) -> Iterator[Alert]:
     window = f"[{at.window_s}s]"
-    output = _series(at, "tidegauge_watermark_seconds", kind="output")
-    inputs = _series(at, "tidegauge_watermark_seconds", kind="input")
+    output = _series(at, "tidegauge_watermark_timestamp_seconds", kind="output")
+    inputs = _series(at, "tidegauge_watermark_timestamp_seconds", kind="input")
     arrivals = _series(at, "tidegauge_stage_arrivals_total")
     lag = _series(at, "tidegauge_lag_seconds")
     system_lag = _series(at, "tidegauge_system_lag_seconds")

@@ -87,9 +87,14 @@ class StageMetrics:
 
     def _watermarks(self) -> Iterator[Metric]:
         watermark = _gauge(
-            "tidegauge_watermark_seconds",
+            "tidegauge_watermark_timestamp_seconds",
             "Watermark of a stage in seconds since the epoch; absent while there is none, +Inf at the"
             " end of time",
+            "kind",
+        )
+        old_watermark = _gauge(
+            "tidegauge_watermark_seconds",
+            "Deprecated: the former name of tidegauge_watermark_timestamp_seconds",
             "kind",
         )
         lag = _gauge(
@@ -114,7 +119,8 @@ class StageMetrics:
             names, mark = [each.job, each.stage], each.view.watermark
             for side, value in (("input", mark.input), ("output", mark.output)):
                 if value != MIN:
-                    watermark.add_metric([*names, side], _seconds(value))
+                    for family in (watermark, old_watermark):
+                        family.add_metric([*names, side], _seconds(value))
             if mark.output != MIN:
                 behind = 0 if mark.output == MAX else self._now_ms - mark.output
                 lag.add_metric(names, behind / 1_000)
@@ -125,7 +131,7 @@ class StageMetrics:
                 health.add_metric([*names, kind.value], kind is each.health)
             if each.throttled is not None:
                 throttled.add_metric(names, each.throttled)
-        return iter((watermark, lag, version, status, health, throttled))
+        return iter((watermark, old_watermark, lag, version, status, health, throttled))
 
     def _ranges(self) -> Iterator[Metric]:
         ranges = _gauge(
