@@ -81,8 +81,8 @@ def _shared_rate(metric: str, labels: str, by: str = "stage") -> str:
 
 _LAG: Final = "tidegauge_lag_seconds"
 _SYSTEM_LAG: Final = "tidegauge_system_lag_seconds"
-_RANGES: Final = "tidegauge_stage_ranges"
-_RANGES_IN: Final = f'sum(max by (job, stage) ({_RANGES}{{{{state="{{}}"}}}}))'
+_RANGES: Final = "tidegauge_ranges"
+_RANGES_IN: Final = f'sum(max by (job, stage) ({_RANGES}{{{{condition="{{}}"}}}}))'
 
 OVERVIEW: Final = Dashboard(
     "overview",
@@ -123,7 +123,7 @@ OVERVIEW: Final = Dashboard(
         ),
         Panel(
             "Without a worker",
-            "Ranges that are neither leased nor final.",
+            "Ranges that have reported, and that nobody holds a lease on.",
             COUNT,
             [(_RANGES_IN.format("unleased"), "ranges")],
             "number",
@@ -244,9 +244,9 @@ JOB: Final = Dashboard(
         ),
         Panel(
             "Ranges",
-            "Ranges of each stage, by state.",
+            "Ranges of each stage, by condition.",
             COUNT,
-            [(f"max by (stage, state) ({_RANGES}{{{_JOB}}})", "{{stage}} {{state}}")],
+            [(f"max by (stage, condition) ({_RANGES}{{{_JOB}}})", "{{stage}} {{condition}}")],
             "table",
             to_stage=True,
         ),
@@ -311,9 +311,9 @@ STAGE: Final = Dashboard(
         ),
         Panel(
             "Ranges",
-            "By state. The stage waits for those never reported, and those unleased.",
+            "By condition. The stage waits for those never reported, unleased and active.",
             COUNT,
-            [(f"max by (state) ({_RANGES}{{{_STAGE}}})", "{{state}}")],
+            [(f"max by (condition) ({_RANGES}{{{_STAGE}}})", "{{condition}}")],
         ),
         Panel(
             "Rows",
@@ -576,7 +576,9 @@ def _lines(made: timeseries.Panel, panel: Panel) -> timeseries.Panel:
 
 
 def _tidied(panel: Panel) -> Iterable[dashboard.DataTransformerConfig]:
-    states = [label for label in ("state", "status") if f"{{{{{label}}}}}" in panel.queries[0][1]]
+    states = [
+        label for label in ("condition", "status") if f"{{{{{label}}}}}" in panel.queries[0][1]
+    ]
     if states:
         matrix = {"columnField": states[0], "rowField": "stage", "valueField": "Value"}
         yield dashboard.DataTransformerConfig(id_val="groupingToMatrix", options=matrix)

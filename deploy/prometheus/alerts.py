@@ -137,8 +137,10 @@ def _of_watermarks(at: Thresholds) -> Iterator[Alert]:
 def _of_workers(at: Thresholds) -> Iterator[Alert]:
     window = f"[{at.window_s}s]"
 
-    def ranges(state: str) -> str:
-        return _highest(_series(at, "tidegauge_stage_ranges", state=state))
+    leased = _highest(_series(at, "tidegauge_leased_ranges"))
+
+    def ranges(condition: str) -> str:
+        return _highest(_series(at, "tidegauge_ranges", condition=condition))
 
     def health(kind: str) -> str:
         return _highest(_series(at, "tidegauge_stage_health", health=kind))
@@ -148,7 +150,7 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
     yield Alert(
         "TidegaugeRangeNeverReported",
         # Only while somebody works on the job: before its start nobody has reported.
-        f"{ranges('never_reported')} > 0\nand on (job) sum by (job) ({ranges('leased')}) > 0\n",
+        f"{ranges('never_reported')} > 0\nand on (job) sum by (job) ({leased}) > 0\n",
         at.long_s,
         "warning",
         "range-never-reported",
@@ -171,7 +173,7 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
         f"{health('no_worker')} == 1\n"
         # One range that never reported must not hide that the others have lost their workers.
         f"or on (job, stage) ({health('silent')} == 1 and on (job, stage)"
-        f" {ranges('unleased')} - on (job, stage) {ranges('never_reported')} > 0)\n",
+        f" {ranges('unleased')} > 0)\n",
         at.while_s,
         "critical",
         "no-worker",

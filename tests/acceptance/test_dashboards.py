@@ -186,10 +186,10 @@ def test_the_numbers_are_right(scraped: Prometheus) -> None:
         if panel.title in known
     }
     assert found == known
-    [by_state] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Ranges"]
-    samples = scraped.query(filled(by_state.queries[0][0], VARIABLES))
-    states = {sample["metric"]["state"]: int(sample["value"][1]) for sample in samples}
-    assert (states["total"], states["reported"], states["leased"], states["final"]) == (2, 2, 2, 0)
+    [by_condition] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Ranges"]
+    samples = scraped.query(filled(by_condition.queries[0][0], VARIABLES))
+    counts = {each["metric"]["condition"]: int(each["value"][1]) for each in samples}
+    assert {condition: count for condition, count in counts.items() if count} == {"active": 2}
     [lines] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Watermarks"]
     for sample in scraped.query(filled(lines.queries[0][0], VARIABLES)):
         assert float(sample["value"][1]) == pytest.approx(time.time() * 1_000, abs=3_600_000)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 
-from tests.support.api import Api
+from service.aggregator import survey
+from tests.support.api import Api, ok
 from tests.support.inprocess import InProcess
 from tests.support.prometheus_server import promtool
 
@@ -32,16 +34,16 @@ def values(text: str, name: str) -> dict[str, float]:
     return {sample.removeprefix(name): float(value) for sample, _, value in found}
 
 
+def check(text: str) -> subprocess.CompletedProcess[str]:
+    command = [str(promtool()), "check", "metrics"]
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 async def test_promtool_finds_no_fault(job: Api, gauge: InProcess):
     await job.report("s", await job.token("s"), {"0": T0, "1": T0})
-    checked = subprocess.run(
-        [str(promtool()), "check", "metrics"],
-        input=await scrape(gauge),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    checked = check(await scrape(gauge))
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
@@ -53,3 +55,77 @@ async def test_a_watermark_is_a_timestamp_by_its_name(job: Api, gauge: InProcess
     # The name of the last release, for one more.
     assert values(text, "tidegauge_watermark_seconds") == found
     assert "# HELP tidegauge_watermark_seconds Deprecated: " in text
+
+
+# ---- ranges by condition
+
+
+def conditions(text: str, stage: str) -> dict[str, int]:
+    """The ranges of a stage by condition."""
+    found = values(text, "tidegauge_ranges")
+    labels = re.compile(rf'{{condition="(\w+)",job="job",stage="{stage}"}}')
+    return {m[1]: int(count) for at, count in found.items() if (m := labels.fullmatch(at))}
+
+
+def some(**counts: int) -> dict[str, int]:
+    """The counts of all conditions."""
+    names = ("final", "retired", "idle", "never_reported", "unleased", "active")
+    return dict.fromkeys(names, 0) | counts
+
+
+async def mixed(api: Api) -> None:
+    """Bring ranges into each condition. The census alone does not tell them apart."""
+    await api.define({"s": {"shards": [str(k) for k in range(8)]}})
+    token = await api.token("s", ["0", "1", "2", "3", "6"])
+    idle = {"idle": True}
+    await api.report("s", token, {"0": {"final": True}, "2": {"watermark": T0, **idle}, "6": idle})
+    await api.retire("s", "1")
+    passing = await api.token("s", ["4", "5"])
+    await api.report("s", passing, {"4": T0, "5": T0})
+    await api.release(passing)
+    await api.report("s", token, {"3": T0})
+
+
+async def test_conditions_add_up_to_all_ranges(api: Api, gauge: InProcess):
+    await mixed(api)
+    found = conditions(await scrape(gauge), "s")
+    # Shard 6 is idle and has never promised, and the final shard has a lease: both count once.
+    assert found == some(final=1, retired=1, idle=2, never_reported=1, unleased=2, active=1)
+    summary = ok(await api.client.get(f"{api.root}/stages/s/range-summary"))["counts"]
+    assert found == {{"expired": "unleased"}.get(name, name): n for name, n in summary.items()}
+    assert sum(found.values()) == 8
+
+
+async def test_conditions_follow_each_change(job: Api, gauge: InProcess):
+    assert conditions(await scrape(gauge), "s") == some(never_reported=2)
+    token = await job.token("s", ttl_ms=1_000)
+    text = await scrape(gauge)
+    assert conditions(text, "s") == some(never_reported=2)
+    assert values(text, "tidegauge_leased_ranges")['{job="job",stage="s"}'] == 2
+    await job.report("s", token, {"0": T0, "1": T0})
+    assert conditions(await scrape(gauge), "s") == some(active=2)
+    gauge.advance(1_001)
+    text = await scrape(gauge)
+    assert conditions(text, "s") == some(unleased=2)
+    assert values(text, "tidegauge_leased_ranges")['{job="job",stage="s"}'] == 0
+
+
+async def test_former_states_are_marked(job: Api, gauge: InProcess):
+    text = await scrape(gauge)
+    assert "# HELP tidegauge_stage_ranges Deprecated: " in text
+    assert values(text, "tidegauge_stage_ranges")['{job="job",stage="s",state="total"}'] == 2
+
+
+async def test_jobs_with_too_many_ranges_are_counted_by_the_census(
+    api: Api, gauge: InProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(survey, "_RANGES", 0)
+    await api.define({"s": {"shards": ["0", "1", "2"]}})
+    token = await api.token("s", ["0", "1"])
+    await api.report("s", token, {"0": T0})
+    text = await scrape(gauge)
+    assert 'tidegauge_left_out_stages{metrics="work"} 1.0' in text
+    # Leases may be on ranges that have never reported: a guess would be wrong.
+    assert conditions(text, "s") == {}
+    await api.token("s", ["2"])
+    assert conditions(await scrape(gauge), "s") == some(never_reported=2, active=1)
