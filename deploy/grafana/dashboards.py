@@ -365,6 +365,7 @@ STAGE: Final = Dashboard(
     ),
 )
 
+_DURATIONS: Final = "tidegauge_request_duration_seconds_bucket"
 _THIS: Final = 'instance=~"$instance"'
 SERVICE: Final = Dashboard(
     "service",
@@ -386,6 +387,27 @@ SERVICE: Final = Dashboard(
                     f"topk(10, {_rate('tidegauge_requests_total', 'method, route', _THIS)})",
                     "{{method}} {{route}}",
                 )
+            ],
+        ),
+        Panel(
+            "Duration of requests by route",
+            "The 99th percentile; the ten longest. Without long polls and streams of events.",
+            SECONDS,
+            [
+                (
+                    "topk(10, histogram_quantile(0.99,"
+                    f" {_rate(_DURATIONS, 'le, method, route', _THIS)}))",
+                    "{{method}} {{route}}",
+                )
+            ],
+        ),
+        Panel(
+            "Duration of all requests",
+            "Without long polls and streams of events.",
+            SECONDS,
+            [
+                (f"histogram_quantile({q}, {_rate(_DURATIONS, 'le', _THIS)})", f"p{q * 100:g}")
+                for q in (0.5, 0.9, 0.99)
             ],
         ),
         Panel(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from service.aggregator import survey
-from tests.support.api import Api, ok
-from tests.support.inprocess import InProcess
+from tests.support.api import Api, events, ok, problem
+from tests.support.inprocess import InProcess, with_schema
 from tests.support.prometheus_server import promtool
+from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
 
@@ -129,3 +131,70 @@ async def test_jobs_with_too_many_ranges_are_counted_by_the_census(
     assert conditions(text, "s") == {}
     await api.token("s", ["2"])
     assert conditions(await scrape(gauge), "s") == some(never_reported=2, active=1)
+
+
+# ---- durations of requests
+
+
+def durations(text: str, method: str, route: str) -> dict[str, float]:
+    """The buckets of a route by their upper bound."""
+    found = values(text, "tidegauge_request_duration_seconds_bucket")
+    labels = re.compile(rf'{{le="([^"]+)",method="{method}",route="{re.escape(route)}"}}')
+    return {m[1]: count for at, count in found.items() if (m := labels.fullmatch(at))}
+
+
+def timed(text: str, method: str, route: str) -> float:
+    """The number of requests to a route with a duration."""
+    name = "tidegauge_request_duration_seconds_count"
+    return values(text, name).get(f'{{method="{method}",route="{route}"}}', 0)
+
+
+REPORTS = "/v1/jobs/{job}/stages/{stage}/reports"
+WATERMARK = "/v1/jobs/{job}/stages/{stage}/watermark"
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+async def test_each_request_has_a_duration(tmp_path: Path, stores: Stores, fast_lane: bool):
+    async with InProcess(with_schema(tmp_path), stores=stores, fast_lane=fast_lane) as gauge:
+        api = gauge.api()
+        await api.define({"s": {"shards": ["0"]}})
+        token = await api.token("s")
+        for k in range(3):
+            await api.report("s", token, {"0": T0 + k})
+        problem(await api.post_report("s", "none", {"0": T0}), 410, "lease-lost", "unknown-lease")
+        await api.watermark("s")
+        await gauge.client.head(f"{api.root}/stages/s/watermark")
+        await gauge.client.get("/nowhere")
+        text = await scrape(gauge)
+        assert timed(text, "POST", REPORTS) == 4
+        assert timed(text, "GET", WATERMARK) == 2
+        assert timed(text, "PUT", "/v1/jobs/{job}") == 1
+        assert timed(text, "GET", "none") == 1
+        counts = list(durations(text, "POST", REPORTS).values())
+        assert counts == sorted(counts)
+        assert counts[-1] == 4
+        seconds = values(text, "tidegauge_request_duration_seconds_sum")
+        assert seconds[f'{{method="POST",route="{REPORTS}"}}'] > 0
+        answered = values(text, "tidegauge_requests_total")
+        assert answered[f'{{method="POST",route="{REPORTS}",status="200"}}'] == 3
+        assert answered[f'{{method="POST",route="{REPORTS}",status="410"}}'] == 1
+        # Each scrape shows all requests until then, not those since the last one.
+        assert timed(await scrape(gauge), "POST", REPORTS) == 4
+        again = values(await scrape(gauge), "tidegauge_requests_total")
+        assert again[f'{{method="POST",route="{REPORTS}",status="200"}}'] == 3
+
+
+async def test_requests_that_wait_on_purpose_have_no_duration(job: Api, gauge: InProcess):
+    await job.report("s", await job.token("s"), {"0": T0, "1": T0})
+    waited = await job.get_watermark("s", f"?at_least={T0}", Prefer="wait=30")
+    assert waited.headers["preference-applied"] == "wait=30"
+    async with job.client.stream("GET", f"{job.root}/events") as response:
+        async for _ in events(response):
+            break
+    # A preference without a condition does not wait.
+    ok(await job.get_watermark("s", "", Prefer="wait=30"))
+    text = await scrape(gauge)
+    assert timed(text, "GET", WATERMARK) == 1
+    assert timed(text, "GET", "/v1/jobs/{job}/events") == 0
+    answered = values(text, "tidegauge_requests_total")
+    assert answered[f'{{method="GET",route="{WATERMARK}",status="200"}}'] == 2
