@@ -367,6 +367,7 @@ STAGE: Final = Dashboard(
 
 _DURATIONS: Final = "tidegauge_request_duration_seconds_bucket"
 _THIS: Final = 'instance=~"$instance"'
+_BY_ROUTE: Final = _rate(_DURATIONS, "le, method, route", _THIS)
 SERVICE: Final = Dashboard(
     "service",
     "tidegauge: service",
@@ -395,8 +396,8 @@ SERVICE: Final = Dashboard(
             SECONDS,
             [
                 (
-                    "topk(10, histogram_quantile(0.99,"
-                    f" {_rate(_DURATIONS, 'le, method, route', _THIS)}))",
+                    # Without a request in the window the quantile is NaN, which is not above 0.
+                    f"topk(10, histogram_quantile(0.99, {_BY_ROUTE}) > 0)",
                     "{{method}} {{route}}",
                 )
             ],
