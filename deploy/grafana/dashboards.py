@@ -30,6 +30,10 @@ _SMALL, _HALF, _WHOLE = 3, 12, 24
 SECONDS, MOMENT, PER_SECOND, COUNT, BYTES = "s", "dateTimeAsIso", "cps", "short", "bytes"
 """Units, by Grafana's names."""
 
+_DASHED: Final = common_builders.GraphThresholdsStyleConfig().mode(
+    common.GraphTresholdsStyleMode.DASHED
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -678,11 +682,6 @@ def _table(made: table.Panel, panel: Panel) -> table.Panel:
         colored = dashboard.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
         made.override_by_name("Value", [colored])
     return made
-
-
-_DASHED: Final = common_builders.GraphThresholdsStyleConfig().mode(
-    common.GraphTresholdsStyleMode.DASHED
-)
 
 
 def _thresholds(limit: float | None) -> builders.ThresholdsConfig:

@@ -71,21 +71,20 @@ def test_panels_fill_their_rows(wanted: Dashboard) -> None:
 
 def limits(wanted: Dashboard) -> dict[str, list[float]]:
     """The thresholds of each panel that has any, beyond its base color."""
-    found = {
-        panel["title"]: panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
-        for panel in read_json(wanted)["panels"]
-    }
-    steps = {
-        title: [s["value"] for s in each if s["value"] is not None] for title, each in found.items()
-    }
-    return {title: each for title, each in steps.items() if each}
+    found: dict[str, list[float]] = {}
+    for panel in read_json(wanted)["panels"]:
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        values = [step["value"] for step in steps if step["value"] is not None]
+        if values:
+            found[panel["title"]] = values
+    return found
 
 
 def test_panels_of_lag_have_the_thresholds_of_the_alerts() -> None:
     lag, system_lag = [Thresholds().lag_s], [Thresholds().system_lag_s]
     overview, job, stage, service = map(limits, DASHBOARDS)
     counts = ("Never reported", "Without a worker", "Without a watermark", "Problems", "Alerts")
-    assert overview == dict.fromkeys(counts, [1]) | {
+    assert overview == {title: [1] for title in counts} | {
         "Furthest behind": lag,
         "Slowest stage of each job": lag,
         "Lag by job": lag,
@@ -115,7 +114,7 @@ def test_grafana_finds_the_dashboards_and_the_prometheus_of_the_compose_file() -
 
 
 def load(url: str, prometheus: Prometheus) -> None:
-    """Let two jobs run beside one that has never started, with everything that a panel counts, until Prometheus has seen some of it."""
+    """Let two jobs run, with everything that a panel counts, until Prometheus has seen some of it."""
     with httpx.Client(base_url=url, timeout=30) as client:
         for job in ("scores", "water"):
             stages = {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}
