@@ -12,6 +12,7 @@ from service.aggregator import survey
 from tests.support.api import Api, events, ok, problem
 from tests.support.inprocess import InProcess, with_schema
 from tests.support.prometheus_server import promtool
+from tests.support.server import ROOT
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +60,27 @@ async def test_a_watermark_is_a_timestamp_by_its_name(job: Api, gauge: InProcess
     assert "# HELP tidegauge_watermark_seconds Deprecated: " in text
 
 
+async def test_a_stage_without_a_watermark_appears(job: Api, gauge: InProcess):
+    text = await scrape(gauge)
+    assert not values(text, "tidegauge_watermark_timestamp_seconds")
+    assert values(text, "tidegauge_stage_status") == {
+        '{job="job",stage="k",status="unknown"}': 1,
+        '{job="job",stage="s",status="unknown"}': 1,
+    }
+    await job.report("s", await job.token("s"), {"0": T0, "1": T0})
+    found = values(await scrape(gauge), "tidegauge_stage_status")
+    assert found['{job="job",stage="s",status="active"}'] == 1
+    assert '{job="job",stage="s",status="unknown"}' not in found
+
+
+async def test_each_metric_is_documented(job: Api, gauge: InProcess):
+    page = (ROOT / "docs/operations.md").read_text()
+    helps = re.findall(r"^# HELP (tidegauge_\w+) (.+)$", await scrape(gauge), re.MULTILINE)
+    assert len(helps) > 20
+    for name, about in helps:
+        assert (f"`{name}`" in page) is not about.startswith("Deprecated: "), name
+
+
 # ---- ranges by condition
 
 
@@ -88,6 +110,7 @@ async def mixed(api: Api) -> None:
     await api.report("s", token, {"3": T0})
 
 
+@pytest.mark.parametrize("stores", ["memory,sqlite", "redis,sqlite"], indirect=True)
 async def test_conditions_add_up_to_all_ranges(api: Api, gauge: InProcess):
     await mixed(api)
     found = conditions(await scrape(gauge), "s")
