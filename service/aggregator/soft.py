@@ -66,8 +66,8 @@ class SoftState:
     percentiles: Mapping[int, int | None]
     """By percentage; None: a range has not reported its rows in flight."""
     health: Health
-    conditions: Mapping[Condition, int]
-    """Number of ranges of each condition."""
+    conditions: Mapping[Condition, int] | None
+    """Number of ranges of each condition. See `count_conditions`."""
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]

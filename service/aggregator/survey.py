@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from service.aggregator.conditions import Condition, conditions_by_census
+from service.aggregator.conditions import EXAMINED, Condition, conditions_by_census
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
@@ -22,7 +22,7 @@ from service.telemetry.stage_metrics import Survey, SurveyedStage, Work
 _AT_ONCE = 8
 _LABELS = {Condition.EXPIRED: "unleased"}
 """Labels that differ from the condition: a range without a lease may never have had one."""
-_RANGES = 200_000
+_RANGES = EXAMINED
 """The largest number of ranges whose facts one scrape covers. Other jobs are shown without them."""
 
 

@@ -156,6 +156,17 @@ async def test_jobs_with_too_many_ranges_are_counted_by_the_census(
     assert conditions(await scrape(gauge), "s") == some(never_reported=2, active=1)
 
 
+async def test_stages_with_too_many_ranges_are_not_examined(
+    api: Api, gauge: InProcess, monkeypatch: pytest.MonkeyPatch
+):
+    await mixed(api)
+    assert sum(conditions(await scrape(gauge), "s").values()) == 8
+    monkeypatch.setattr("service.aggregator.conditions.EXAMINED", 7)
+    await api.release(await api.token("s", ["7"]))
+    gauge.advance(1_001)
+    assert conditions(await scrape(gauge), "s") == {}
+
+
 # ---- durations of requests
 
 
