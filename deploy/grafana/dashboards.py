@@ -24,11 +24,15 @@ from grafana_foundation_sdk.models import prometheus as prometheus_models
 FOLDER: Final = Path(__file__).parent / "dashboards"
 TAG: Final = "tidegauge"
 _SOURCE: Final = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
-_SMALL, _HALF, _WHOLE = 4, 12, 24
+_SMALL, _HALF, _WHOLE = 3, 12, 24
 """Widths, of 24."""
 
 SECONDS, MOMENT, PER_SECOND, COUNT, BYTES = "s", "dateTimeAsIso", "cps", "short", "bytes"
 """Units, by Grafana's names."""
+
+_DASHED: Final = common_builders.GraphThresholdsStyleConfig().mode(
+    common.GraphTresholdsStyleMode.DASHED
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class Panel:
     to_job: bool = False
     """True if a series links to the dashboard of its job."""
     to_stage: bool = False
+    limit: float | None = None
+    """From this value on, the panel shows a fault. None: each value is as good as another."""
+    none: str = ""
+    """Text in place of data, where the lack of data is good news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class Dashboard:
 
 def _at(kind: str, labels: str) -> str:
     """Return a watermark as Grafana's moments are, in ms. The end of time is no moment."""
-    series = f'tidegauge_watermark_seconds{{{labels}, kind="{kind}"}}'
+    series = f'tidegauge_watermark_timestamp_seconds{{{labels}, kind="{kind}"}}'
     return f"1000 * (max by (stage) ({series}) < +Inf)"
 
 
@@ -81,8 +89,15 @@ def _shared_rate(metric: str, labels: str, by: str = "stage") -> str:
 
 _LAG: Final = "tidegauge_lag_seconds"
 _SYSTEM_LAG: Final = "tidegauge_system_lag_seconds"
-_RANGES: Final = "tidegauge_stage_ranges"
-_RANGES_IN: Final = f'sum(max by (job, stage) ({_RANGES}{{{{state="{{}}"}}}}))'
+_RANGES: Final = "tidegauge_ranges"
+LAG_S, SYSTEM_LAG_S = 900, 1_800
+"""Limits: the thresholds of the alerts."""
+_ROOT_CAUSES: Final = "failed|no_worker|silent|stalled"
+_TROUBLED: Final = (
+    f'max by (job, stage, health) (tidegauge_stage_health{{health=~"{_ROOT_CAUSES}"}}) == 1'
+)
+_UNKNOWN: Final = 'max by (job, stage) (tidegauge_stage_status{status="unknown"})'
+_RANGES_IN: Final = f'sum(max by (job, stage) ({_RANGES}{{{{condition="{{}}"}}}}))'
 
 OVERVIEW: Final = Dashboard(
     "overview",
@@ -112,6 +127,7 @@ OVERVIEW: Final = Dashboard(
             [(f"max({_LAG})", "lag")],
             "number",
             _SMALL,
+            limit=LAG_S,
         ),
         Panel(
             "Never reported",
@@ -120,14 +136,34 @@ OVERVIEW: Final = Dashboard(
             [(_RANGES_IN.format("never_reported"), "ranges")],
             "number",
             _SMALL,
+            limit=1,
         ),
         Panel(
             "Without a worker",
-            "Ranges that are neither leased nor final.",
+            "Ranges that have reported, and that nobody holds a lease on.",
             COUNT,
             [(_RANGES_IN.format("unleased"), "ranges")],
             "number",
             _SMALL,
+            limit=1,
+        ),
+        Panel(
+            "Without a watermark",
+            "Stages that have no output watermark, and so no lag.",
+            COUNT,
+            [(f"count({_UNKNOWN}) or vector(0)", "stages")],
+            "number",
+            _SMALL,
+            limit=1,
+        ),
+        Panel(
+            "Problems",
+            "Stages that hold themselves back.",
+            COUNT,
+            [(f"count({_TROUBLED}) or vector(0)", "stages")],
+            "number",
+            _SMALL,
+            limit=1,
         ),
         Panel(
             "Alerts",
@@ -141,6 +177,25 @@ OVERVIEW: Final = Dashboard(
             ],
             "number",
             _SMALL,
+            limit=1,
+        ),
+        Panel(
+            "Problems by stage",
+            "Stages that hold themselves back, with the cause. Click for the job.",
+            COUNT,
+            [(_TROUBLED, "{{job}} {{stage}} {{health}}")],
+            "table",
+            to_job=True,
+            none="No problems",
+        ),
+        Panel(
+            "Stages without a watermark",
+            "They have no lag, and so are not in the panels below. Click for the job.",
+            COUNT,
+            [(f"{_UNKNOWN} == 1", "{{job}} {{stage}}")],
+            "table",
+            to_job=True,
+            none="Each stage has a watermark",
         ),
         Panel(
             "Slowest stage of each job",
@@ -150,6 +205,7 @@ OVERVIEW: Final = Dashboard(
             "table",
             _WHOLE,
             to_job=True,
+            limit=LAG_S,
         ),
         Panel(
             "Lag by job",
@@ -157,6 +213,7 @@ OVERVIEW: Final = Dashboard(
             SECONDS,
             [(f"topk(20, max by (job) ({_LAG}))", "{{job}}")],
             to_job=True,
+            limit=LAG_S,
         ),
         Panel(
             "System lag by job",
@@ -164,6 +221,7 @@ OVERVIEW: Final = Dashboard(
             SECONDS,
             [(f"topk(20, max by (job) ({_SYSTEM_LAG}))", "{{job}}")],
             to_job=True,
+            limit=SYSTEM_LAG_S,
         ),
         Panel(
             "Late rows by job",
@@ -202,6 +260,7 @@ JOB: Final = Dashboard(
             SECONDS,
             [(f"max by (stage) ({_LAG}{{{_JOB}}})", "{{stage}}")],
             to_stage=True,
+            limit=LAG_S,
         ),
         Panel(
             "System lag",
@@ -209,6 +268,7 @@ JOB: Final = Dashboard(
             SECONDS,
             [(f"max by (stage) ({_SYSTEM_LAG}{{{_JOB}}})", "{{stage}}")],
             to_stage=True,
+            limit=SYSTEM_LAG_S,
         ),
         Panel(
             "Lag of each stage itself",
@@ -230,6 +290,19 @@ JOB: Final = Dashboard(
             to_stage=True,
         ),
         Panel(
+            "Health",
+            "The health of each stage.",
+            COUNT,
+            [
+                (
+                    f"max by (stage, health) (tidegauge_stage_health{{{_JOB}}}) == 1",
+                    "{{stage}} {{health}}",
+                )
+            ],
+            "table",
+            to_stage=True,
+        ),
+        Panel(
             "Status",
             "The status of each stage.",
             COUNT,
@@ -244,9 +317,9 @@ JOB: Final = Dashboard(
         ),
         Panel(
             "Ranges",
-            "Ranges of each stage, by state.",
+            "Ranges of each stage, by condition.",
             COUNT,
-            [(f"max by (stage, state) ({_RANGES}{{{_JOB}}})", "{{stage}} {{state}}")],
+            [(f"max by (stage, condition) ({_RANGES}{{{_JOB}}})", "{{stage}} {{condition}}")],
             "table",
             to_stage=True,
         ),
@@ -294,7 +367,7 @@ STAGE: Final = Dashboard(
             MOMENT,
             [
                 (
-                    f"1000 * (max by (kind) (tidegauge_watermark_seconds{{{_STAGE}}}) < +Inf)",
+                    f"1000 * (max by (kind) (tidegauge_watermark_timestamp_seconds{{{_STAGE}}}) < +Inf)",
                     "{{kind}}",
                 )
             ],
@@ -308,12 +381,13 @@ STAGE: Final = Dashboard(
                 (f"max({_LAG}{{{_STAGE}}})", "lag"),
                 (f"max({_SYSTEM_LAG}{{{_STAGE}}})", "system lag"),
             ],
+            limit=LAG_S,
         ),
         Panel(
             "Ranges",
-            "By state. The stage waits for those never reported, and those unleased.",
+            "By condition. The stage waits for those never reported, unleased and active.",
             COUNT,
-            [(f"max by (state) ({_RANGES}{{{_STAGE}}})", "{{state}}")],
+            [(f"max by (condition) ({_RANGES}{{{_STAGE}}})", "{{condition}}")],
         ),
         Panel(
             "Rows",
@@ -365,7 +439,9 @@ STAGE: Final = Dashboard(
     ),
 )
 
+_DURATIONS: Final = "tidegauge_request_duration_seconds_bucket"
 _THIS: Final = 'instance=~"$instance"'
+_BY_ROUTE: Final = _rate(_DURATIONS, "le, method, route", _THIS)
 SERVICE: Final = Dashboard(
     "service",
     "tidegauge: service",
@@ -386,6 +462,27 @@ SERVICE: Final = Dashboard(
                     f"topk(10, {_rate('tidegauge_requests_total', 'method, route', _THIS)})",
                     "{{method}} {{route}}",
                 )
+            ],
+        ),
+        Panel(
+            "Duration of requests by route",
+            "The 99th percentile; the ten longest. Without long polls and streams of events.",
+            SECONDS,
+            [
+                (
+                    # Without a request in the window the quantile is NaN, which is not above 0.
+                    f"topk(10, histogram_quantile(0.99, {_BY_ROUTE}) > 0)",
+                    "{{method}} {{route}}",
+                )
+            ],
+        ),
+        Panel(
+            "Duration of all requests",
+            "Without long polls and streams of events.",
+            SECONDS,
+            [
+                (f"histogram_quantile({q}, {_rate(_DURATIONS, 'le', _THIS)})", f"p{q * 100:g}")
+                for q in (0.5, 0.9, 0.99)
             ],
         ),
         Panel(
@@ -548,9 +645,9 @@ def _panel(panel: Panel) -> Any:  # noqa: ANN401  (the SDK's builders have no co
         case "lines":
             made = _lines(timeseries.Panel(), panel)
         case "number":
-            made = stat.Panel().height(4)
+            made = stat.Panel().height(4).thresholds(_thresholds(panel.limit))
         case "table":
-            made = table.Panel().height(8).transformations(list(_tidied(panel)))
+            made = _table(table.Panel(), panel)
     made.title(panel.title).description(panel.about).datasource(_SOURCE).span(panel.width)
     made.unit(panel.unit).data_links(list(_links(panel)))
     for index, (expression, legend) in enumerate(panel.queries):
@@ -572,28 +669,64 @@ def _lines(made: timeseries.Panel, panel: Panel) -> timeseries.Panel:
         .mode(common.TooltipDisplayMode.MULTI)
         .sort(common.SortOrder.DESCENDING)
     )
+    if panel.limit is not None:
+        made.thresholds(_thresholds(panel.limit)).thresholds_style(_DASHED)
     return made if panel.unit == MOMENT else made.min(0)
 
 
+def _table(made: table.Panel, panel: Panel) -> table.Panel:
+    made.height(8).transformations(list(_tidied(panel))).thresholds(_thresholds(panel.limit))
+    if panel.none:
+        made.no_value(panel.none)
+    if panel.limit is not None:
+        colored = dashboard.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
+        made.override_by_name("Value", [colored])
+    return made
+
+
+def _thresholds(limit: float | None) -> builders.ThresholdsConfig:
+    """Return steps of colors. Without a limit there is one: Grafana's own has a limit of 80."""
+    steps = [dashboard.Threshold(value=None, color="text" if limit is None else "green")]
+    if limit is not None:
+        steps.append(dashboard.Threshold(value=limit, color="orange"))
+    return builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
 def _tidied(panel: Panel) -> Iterable[dashboard.DataTransformerConfig]:
-    states = [label for label in ("state", "status") if f"{{{{{label}}}}}" in panel.queries[0][1]]
-    if states:
-        matrix = {"columnField": states[0], "rowField": "stage", "valueField": "Value"}
+    column = _matrix_column(panel)
+    if column is not None:
+        matrix = {"columnField": column, "rowField": "stage", "valueField": "Value"}
         yield dashboard.DataTransformerConfig(id_val="groupingToMatrix", options=matrix)
     else:
-        hidden: dict[str, object] = {"excludeByName": {"Time": True}}
+        # The labels of a count have all there is to see: its values are 1.
+        names = ("Time", "Value") if panel.unit == COUNT else ("Time",)
+        hidden: dict[str, object] = {"excludeByName": dict.fromkeys(names, True)}
         yield dashboard.DataTransformerConfig(id_val="organize", options=hidden)
+
+
+def _matrix_column(panel: Panel) -> str | None:
+    """Return the label with a column for each of its values; None: each label is a column."""
+    labels = ("condition", "status")
+    return next((label for label in labels if f"{{{{{label}}}}}" in panel.queries[0][1]), None)
 
 
 def _links(panel: Panel) -> Iterable[builders.DashboardLink]:
     if panel.to_job:
         yield builders.DashboardLink("Show the job").url(
-            f"/d/{JOB.uid}?var-job=${{__field.labels.job}}&${{__url_time_range}}"
+            f"/d/{JOB.uid}?var-job={_label(panel, 'job')}&${{__url_time_range}}"
         )
     if panel.to_stage:
         yield builders.DashboardLink("Show the stage").url(
-            f"/d/{STAGE.uid}?var-job=$job&var-stage=${{__field.labels.stage}}&${{__url_time_range}}"
+            f"/d/{STAGE.uid}?var-job=$job&var-stage={_label(panel, 'stage')}&${{__url_time_range}}"
         )
+
+
+def _label(panel: Panel, name: str) -> str:
+    """Return Grafana's variable for a label. In a table, labels are fields."""
+    if panel.kind != "table":
+        return f"${{__field.labels.{name}}}"
+    # In a matrix, the first field has the names of the rows.
+    return f"${{__data.fields.{name}}}" if _matrix_column(panel) is None else "${__data.fields[0]}"
 
 
 def _query(panel: Panel, expression: str, legend: str, name: str) -> prometheus.Dataquery:

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 RUNBOOK: Final = "docs/runbook.md"
-"""In the project; `--runbook` names where your own documentation has it."""
+"""The runbook, within the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,10 @@ class Thresholds:
     """Likewise, where workers may be about to come back."""
     long_s: int = 900
     """Likewise, where a pipeline may be about to start."""
-    runbook: str = RUNBOOK
+    runbook: str = ""
+    """The address at which your people can open the runbook. Without one, alerts have only its path: a
+    link must lead somewhere.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Alert:
     description: str
 
     def rule(self, runbook: str) -> dict[str, Any]:
-        """Return it as Prometheus reads it."""
+        """Return it as Prometheus reads it. `runbook`: an address, or empty."""
+        link = {"runbook_url": f"{runbook}#{self.section}"} if runbook else {}
         return {
             "alert": self.name,
             "expr": LiteralScalarString(self.expression),
@@ -67,7 +71,8 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook_url": f"{runbook}#{self.section}",
+                "runbook": f"{RUNBOOK}#{self.section}",
+                **link,
             },
         }
 
@@ -81,8 +86,8 @@ def alerts(at: Thresholds) -> Iterator[Alert]:
 
 def _of_watermarks(at: Thresholds) -> Iterator[Alert]:
     window = f"[{at.window_s}s]"
-    output = _series(at, "tidegauge_watermark_seconds", kind="output")
-    inputs = _series(at, "tidegauge_watermark_seconds", kind="input")
+    output = _series(at, "tidegauge_watermark_timestamp_seconds", kind="output")
+    inputs = _series(at, "tidegauge_watermark_timestamp_seconds", kind="input")
     arrivals = _series(at, "tidegauge_stage_arrivals_total")
     lag = _series(at, "tidegauge_lag_seconds")
     system_lag = _series(at, "tidegauge_system_lag_seconds")
@@ -137,8 +142,13 @@ def _of_watermarks(at: Thresholds) -> Iterator[Alert]:
 def _of_workers(at: Thresholds) -> Iterator[Alert]:
     window = f"[{at.window_s}s]"
 
-    def ranges(state: str) -> str:
-        return _highest(_series(at, "tidegauge_stage_ranges", state=state))
+    leased = _highest(_series(at, "tidegauge_leased_ranges"))
+    # An operator may retire a range before the start.
+    others = f'job=~{json.dumps(at.jobs)}, condition!~"never_reported|retired"'
+    reported = f"max by (job, stage, condition) (tidegauge_ranges{{{others}}})"
+
+    def ranges(condition: str) -> str:
+        return _highest(_series(at, "tidegauge_ranges", condition=condition))
 
     def health(kind: str) -> str:
         return _highest(_series(at, "tidegauge_stage_health", health=kind))
@@ -148,13 +158,25 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
     yield Alert(
         "TidegaugeRangeNeverReported",
         # Only while somebody works on the job: before its start nobody has reported.
-        f"{ranges('never_reported')} > 0\nand on (job) sum by (job) ({ranges('leased')}) > 0\n",
+        f"{ranges('never_reported')} > 0\nand on (job) sum by (job) ({leased}) > 0\n",
         at.long_s,
         "warning",
         "range-never-reported",
         "{{ $value }} ranges of {{ $labels.stage }} of {{ $labels.job }} have never reported",
         "The stage has no watermark until each of its ranges has reported. See which:"
         " tidegauge explain {{ $labels.job }} {{ $labels.stage }}",
+    )
+    yield Alert(
+        "TidegaugeNeverStarted",
+        f"sum by (job) ({ranges('never_reported')}) > 0\n"
+        f"unless on (job) sum by (job) ({reported}) > 0\n"
+        f"unless on (job) sum by (job) ({leased}) > 0\n",
+        at.long_s,
+        "warning",
+        "never-started",
+        "{{ $labels.job }} has never started",
+        "It was declared with {{ $value }} ranges. None has ever reported, and nobody holds a lease on"
+        " any. Its stages have no watermark. See: tidegauge show {{ $labels.job }}",
     )
     yield Alert(
         "TidegaugeRunFailed",
@@ -171,7 +193,7 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
         f"{health('no_worker')} == 1\n"
         # One range that never reported must not hide that the others have lost their workers.
         f"or on (job, stage) ({health('silent')} == 1 and on (job, stage)"
-        f" {ranges('unleased')} - on (job, stage) {ranges('never_reported')} > 0)\n",
+        f" {ranges('unleased')} > 0)\n",
         at.while_s,
         "critical",
         "no-worker",
@@ -320,13 +342,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             dest=name,
             type=int if isinstance(default, int) else str,
             default=default,
-            help=f"{default}{unit}",
+            help=f"{default}{unit}" if default else "address of the runbook; none by default",
         )
     parser.add_argument(
         "--operator", action="store_true", help="as a PrometheusRule of the Prometheus operator"
     )
     given = vars(parser.parse_args(arguments))
     operator = given.pop("operator")
+    if given["runbook"] and not given["runbook"].startswith(("https://", "http://")):
+        parser.error(f"--runbook is {given['runbook']!r}: it must be an address, as https://…")
     sys.stdout.write(rules(Thresholds(**given), operator=operator))
 
 

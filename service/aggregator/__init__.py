@@ -2,6 +2,7 @@
 
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
+from service.aggregator.conditions import Condition
 from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.explain import Explanation
 from service.aggregator.feeds import Change, Changes
@@ -10,7 +11,7 @@ from service.aggregator.history import PastWatermark
 from service.aggregator.holders import HoldingRange
 from service.aggregator.keys import ANYONE, Keys
 from service.aggregator.overview import JobSummary, Overview
-from service.aggregator.range_summary import SLOWEST, Condition, RangeSummary, Window
+from service.aggregator.range_summary import SLOWEST, RangeSummary, Window
 from service.aggregator.retirements import Retirement, Retiring
 from service.aggregator.states import StageState
 from service.aggregator.throttling import version_of

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from service.aggregator.columns import Columns, on_columns
+from service.aggregator.conditions import CONDITIONS, Condition, conditions_of
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnknownStageError
 from service.frontier.columns import Bools, Int64s, lowest
@@ -23,27 +23,8 @@ from service.frontier.timestamps import MAX, MIN
 from service.model.observations import Instant
 from service.model.reports import RangeView
 
-
-class Condition(StrEnum):
-    """The condition of a range: the first that applies."""
-
-    FINAL = "final"
-    """Nothing more will come."""
-    RETIRED = "retired"
-    """The stage does not wait for it, by an operator's declaration."""
-    IDLE = "idle"
-    """The stage does not wait for it."""
-    NEVER_REPORTED = "never_reported"
-    """The range has never promised, and the stage waits for it."""
-    EXPIRED = "expired"
-    """The range has no lease, so it does not move."""
-    ACTIVE = "active"
-
-
-_CONDITIONS = tuple(Condition)
-_ACTIVE = _CONDITIONS.index(Condition.ACTIVE)
 _NOT_WAITED_FOR = tuple(
-    _CONDITIONS.index(each) for each in (Condition.FINAL, Condition.RETIRED, Condition.IDLE)
+    CONDITIONS.index(each) for each in (Condition.FINAL, Condition.RETIRED, Condition.IDLE)
 )
 
 SLOWEST = "slowest"
@@ -150,38 +131,10 @@ def _digest(columns: Columns, *, start: int, window: Window, now: Instant) -> _D
     return _Digest(
         _buckets(conditions, columns.promises, start, window.buckets),
         chosen,
-        [_CONDITIONS[int(conditions[k])] for k in chosen],
+        [CONDITIONS[int(conditions[k])] for k in chosen],
         [_held_since(columns, k, now) for k in chosen],
         matching,
     )
-
-
-def conditions_of(
-    promises: Int64s, idle: Bools, retired: Bools, owners: Int64s
-) -> npt.NDArray[np.uint8]:
-    """Return the condition of each range, as its index in `Condition`.
-
-    >>> found = conditions_of(
-    ...     np.array([MAX, MAX, 5, MIN, 7, 8]),
-    ...     np.array([0, 0, 1, 0, 0, 0], bool),
-    ...     np.array([0, 1, 0, 0, 0, 0], bool),
-    ...     np.array([0, 0, 1, 1, 0, 1]),
-    ... )
-    >>> [_CONDITIONS[each].value for each in found]
-    ['final', 'retired', 'idle', 'never_reported', 'expired', 'active']
-    """
-    found = np.full(len(promises), _ACTIVE, dtype=np.uint8)
-    # The last written condition stays: so in the opposite order.
-    for condition, where in (
-        (Condition.EXPIRED, owners == 0),
-        (Condition.NEVER_REPORTED, promises == MIN),
-        (Condition.IDLE, idle),
-        (Condition.FINAL, promises == MAX),
-        (Condition.RETIRED, retired),
-    ):
-        # Rather than `found[where] = …`, which keeps the interpreter's lock.
-        np.copyto(found, _CONDITIONS.index(condition), where=where)
-    return found
 
 
 def _bounds(window: Window, total: int) -> tuple[int, int]:
@@ -202,7 +155,7 @@ def _buckets(
     firsts = edges[:-1]
     counts = [
         np.add.reduceat(conditions == place, firsts, dtype=np.int64).tolist()
-        for place in range(len(_CONDITIONS))
+        for place in range(len(CONDITIONS))
     ]
     waited_for = _are_waited_for(conditions)
     lows = np.minimum.reduceat(np.where(waited_for, promises, MAX), firsts).tolist()
@@ -214,7 +167,7 @@ def _buckets(
             sizes[k],
             lows[k],
             highs[k],
-            {each: counts[place][k] for place, each in enumerate(_CONDITIONS)},
+            {each: counts[place][k] for place, each in enumerate(CONDITIONS)},
         )
         for k, first in enumerate(firsts.tolist())
     ]
@@ -232,7 +185,7 @@ def _listed(
     if window.show == SLOWEST:
         fitting = np.flatnonzero(_are_waited_for(conditions))
     else:
-        fitting = np.flatnonzero(conditions == _CONDITIONS.index(Condition(window.show)))
+        fitting = np.flatnonzero(conditions == CONDITIONS.index(Condition(window.show)))
     if not len(fitting):
         return [], 0
     return fitting[lowest(promises.take(fitting), window.limit)].tolist(), len(fitting)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from service.aggregator.conditions import Condition, count_conditions
 from service.aggregator.health import Examiner, are_steady
 from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
@@ -44,6 +45,8 @@ _LONGEST_MS = 1_000
 
 _NONE_SHOWN: Mapping[str, Marks] = {}
 
+_NO_RANGES: Mapping[Condition, int] = dict.fromkeys(Condition, 0)
+
 _KEPT = 1_000
 """Number of sets of stages whose values are kept."""
 
@@ -63,6 +66,8 @@ class SoftState:
     percentiles: Mapping[int, int | None]
     """By percentage; None: a range has not reported its rows in flight."""
     health: Health
+    conditions: Mapping[Condition, int] | None
+    """Number of ranges of each condition. See `count_conditions`."""
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]
@@ -264,6 +269,7 @@ def _derive(
                 Counts() if seen is None else seen.counts,
                 {} if seen is None else _percentiles(stage.policy.percentiles, seen),
                 healths[name],
+                _NO_RANGES if seen is None else count_conditions(seen),
             )
     return states
 
@@ -318,4 +324,5 @@ def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
             for p, value in state.percentiles.items()
         },
         state.health,
+        state.conditions,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
+from service.aggregator.conditions import EXAMINED, Condition, conditions_by_census
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
@@ -19,7 +20,9 @@ from service.model.jobs import JobView
 from service.telemetry.stage_metrics import Survey, SurveyedStage, Work
 
 _AT_ONCE = 8
-_RANGES = 200_000
+_LABELS = {Condition.EXPIRED: "unleased"}
+"""Labels that differ from the condition: a range without a lease may never have had one."""
+_RANGES = EXAMINED
 """The largest number of ranges whose facts one scrape covers. Other jobs are shown without them."""
 
 
@@ -61,7 +64,7 @@ async def _stages_of(
     except UnknownJobError:
         return []
     except UnavailableError:
-        return [SurveyedStage(job.name, name, job.stages[name], None, None) for name in stages]
+        return [SurveyedStage(job.name, name, job.stages[name]) for name in stages]
     return [_surveyed(job.name, state, advice) for state in states.values()]
 
 
@@ -75,10 +78,19 @@ def _surveyed(
         state.name,
         state.view,
         state.census,
+        _conditions(state),
         None if soft is None else Work(soft.processing_ms, soft.counts),
         None if soft is None else soft.health,
         None if advice is None or not is_source else _throttled(advice.get(state.name, {})),
     )
+
+
+def _conditions(state: StageState) -> Mapping[str, int] | None:
+    soft = state.soft
+    counts = conditions_by_census(state.census) if soft is None else soft.conditions
+    if counts is None:
+        return None
+    return {_LABELS.get(each, each.value): count for each, count in counts.items()}
 
 
 def _throttled(advice: Mapping[str, Advice]) -> int:

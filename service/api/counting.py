@@ -1,14 +1,19 @@
-"""Additions to each response: a count by route and status, and headers for browsers."""
+"""Additions to each response: counts by route and status, its duration, and headers for browsers."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from fastapi import Response
-from prometheus_client import Counter
 from starlette.types import Message, Receive, Scope, Send
 
 from service.api.exchange import JsonResponse
 from service.api.web import with_browser_headers
+from service.telemetry.durations import RouteDurations
 from service.telemetry.metrics import Metrics
+
+WAITS: Final = "tidegauge.waits"
+"""Member of the scope of a request that waits on purpose: its duration is not counted."""
 
 
 class Responses:
@@ -16,8 +21,15 @@ class Responses:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        # The search for a labelled counter takes a lock and a hash of strings; there are a few dozen.
-        self._counters: dict[tuple[str, str, int], Counter] = {}
+
+    def durations(self, method: str, path: str) -> RouteDurations:
+        """Return the durations of a route, to which requests may be added."""
+        return self._metrics.durations.of(method, path)
+
+    def time(self, scope: Scope, seconds: float) -> None:
+        """Count the duration of a request."""
+        if WAITS not in scope:
+            self.durations(scope["method"], _path(scope)).add(seconds)
 
     async def give(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a response."""
@@ -41,11 +53,9 @@ class Responses:
         return counting_send
 
     def _count(self, scope: Scope, status: int) -> None:
-        route = scope.get("route")
-        key = (scope["method"], getattr(route, "path", "none"), status)
-        counter = self._counters.get(key)
-        if counter is None:
-            method, path, _ = key
-            counter = self._metrics.requests.labels(method, path, str(status))
-            self._counters[key] = counter
-        counter.inc()
+        self._metrics.answered[scope["method"], _path(scope), status] += 1
+
+
+def _path(scope: Scope) -> str:
+    """Return the path of a request's route; all requests without one have the same."""
+    return getattr(scope.get("route"), "path", "none")

@@ -20,6 +20,7 @@ from service.aggregator import Aggregator
 from service.api.bodies import FREE_BYTES
 from service.api.body_times import Times
 from service.api.bulk import Bulk
+from service.api.counting import WAITS
 from service.api.descriptions import Description, document
 from service.api.exchange import (
     MAX_BODY,
@@ -136,6 +137,7 @@ class Call(Generic[B]):
 
     def waiting(self) -> ExitStack:
         """Return what ends this client's wait. Raises `OverloadedError`. See `WaitLimit.enter`."""
+        self.request.scope[WAITS] = True
         return self._service.waits.enter(self.request)
 
     async def wait_for(self, change: Coroutine[Any, Any, T]) -> T:

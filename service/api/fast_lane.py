@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.counting import Responses
+from service.api.counting import WAITS, Responses
 from service.api.problems import fail, refuse
 from service.api.routing import DirectRoute
 from service.errors import ProblemError
+from service.telemetry.durations import RouteDurations
 
 _GONE: Message = {"type": "http.disconnect"}
 
@@ -28,31 +30,38 @@ class Application(FastAPI):
     def __init__(self, responses: Responses, **options: Any) -> None:  # noqa: ANN401  (FastAPI's own)
         super().__init__(**options)
         self._responses = responses
-        self._lanes: list[tuple[str, Any, DirectRoute]] = []
+        self._lanes: list[tuple[str, Any, DirectRoute, RouteDurations]] = []
 
     def open_lanes(self, routes: Iterable[DirectRoute]) -> None:
         """Serve only these routes by the shortcut."""
         self._lanes = [
-            (method, route.path_regex.match, route)
+            (method, route.path_regex.match, route, self._responses.durations(method, route.path))
             for route in routes
             for method in sorted(route.methods or ())
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
-        if scope["type"] == "http":
-            if scope["method"] == "HEAD":
-                scope, receive, send = _as_get(scope, receive, send)
-            for method, match, route in self._lanes:
-                if scope["method"] == method and (found := match(scope["path"])) is not None:
-                    scope["app"] = self
-                    scope["path_params"] = found.groupdict()
-                    scope["route"] = route
-                    await self._run(route, scope, receive, send)
-                    return
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        began_s = perf_counter()
+        if scope["method"] == "HEAD":
+            scope, receive, send = _as_get(scope, receive, send)
+        for method, match, route, durations in self._lanes:
+            if scope["method"] == method and (found := match(scope["path"])) is not None:
+                scope["app"] = self
+                scope["path_params"] = found.groupdict()
+                scope["route"] = route
+                await self._run(route, scope, receive, send)
+                if WAITS not in scope:
+                    durations.add(perf_counter() - began_s)
+                return
+        try:
             # The outermost wrapper: even the outermost middleware responds to unexpected errors.
-            send = self._responses.counted(scope, send)
-        await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, self._responses.counted(scope, send))
+        finally:
+            self._responses.time(scope, perf_counter() - began_s)
 
     async def _run(self, route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)

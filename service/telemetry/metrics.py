@@ -20,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 
 from service.model.leases import Grant
 from service.model.reports import Report, Reported
+from service.telemetry.durations import Durations
 from service.telemetry.stage_metrics import ByStage, StageMetrics, Survey
 
 _STAGES_COUNTED = 100_000
@@ -42,6 +43,9 @@ class Metrics:
             ["method", "route", "status"],
             registry=self.registry,
         )
+        self.answered: Tally[tuple[str, str, int]] = Tally()
+        """Requests answered since the last scrape, by method, route and status."""
+        self.durations = Durations()
         self.refused_requests = Counter(
             "tidegauge_refused_requests",
             "Requests and connections that were refused or ended at a limit, by reason",
@@ -147,10 +151,14 @@ class Metrics:
         The text of thousands of stages takes a fraction of a second, in which others are served: it is
         written in a thread, from copies of what this one counts on.
         """
+        for (method, path, status), count in self.answered.items():
+            self.requests.labels(method, path, str(status)).inc(count)
+        self.answered.clear()
         self._accepted.inc(self._new_accepted)
         self._ranges_accepted.inc(self._new_ranges)
         self._new_accepted = self._new_ranges = 0
-        registries = [self.registry]
+        registries = [self.registry, CollectorRegistry()]
+        registries[1].register(self.durations.copy())
         if survey is not None:
             registries.append(self._of_stages(survey, now_ms))
         texts = [await asyncio.to_thread(generate_latest, each) for each in registries]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,9 +35,12 @@ class SurveyedStage:
     job: str
     stage: str
     view: StageView
-    census: Census | None
+    census: Census | None = None
     """None: the live store does not answer."""
-    work: Work | None
+    conditions: Mapping[str, int] | None = None
+    """Ranges by condition, which add up to all. None: the live store does not answer, or the census of a
+    job with too many ranges is not enough."""
+    work: Work | None = None
     """None: it does not answer, or the job has too many ranges to look at them all for a scrape."""
     health: Health | None = None
     """None likewise."""
@@ -87,9 +90,14 @@ class StageMetrics:
 
     def _watermarks(self) -> Iterator[Metric]:
         watermark = _gauge(
-            "tidegauge_watermark_seconds",
+            "tidegauge_watermark_timestamp_seconds",
             "Watermark of a stage in seconds since the epoch; absent while there is none, +Inf at the"
             " end of time",
+            "kind",
+        )
+        old_watermark = _gauge(
+            "tidegauge_watermark_seconds",
+            "Deprecated: the former name of tidegauge_watermark_timestamp_seconds",
             "kind",
         )
         lag = _gauge(
@@ -114,7 +122,8 @@ class StageMetrics:
             names, mark = [each.job, each.stage], each.view.watermark
             for side, value in (("input", mark.input), ("output", mark.output)):
                 if value != MIN:
-                    watermark.add_metric([*names, side], _seconds(value))
+                    for family in (watermark, old_watermark):
+                        family.add_metric([*names, side], _seconds(value))
             if mark.output != MIN:
                 behind = 0 if mark.output == MAX else self._now_ms - mark.output
                 lag.add_metric(names, behind / 1_000)
@@ -125,13 +134,23 @@ class StageMetrics:
                 health.add_metric([*names, kind.value], kind is each.health)
             if each.throttled is not None:
                 throttled.add_metric(names, each.throttled)
-        return iter((watermark, lag, version, status, health, throttled))
+        return iter((watermark, old_watermark, lag, version, status, health, throttled))
 
     def _ranges(self) -> Iterator[Metric]:
         ranges = _gauge(
+            "tidegauge_ranges",
+            "Ranges of a stage by condition, the first that applies: final, retired, idle,"
+            " never_reported, unleased, active. They add up to all ranges",
+            "condition",
+        )
+        leased = _gauge(
+            "tidegauge_leased_ranges", "Ranges of a stage that a worker holds a lease on"
+        )
+        states = _gauge(
             "tidegauge_stage_ranges",
-            "Ranges of a stage by state: total, reported, never_reported, leased, unleased (neither"
-            " leased, final nor retired), idle, final",
+            "Deprecated: use tidegauge_ranges and tidegauge_leased_ranges. These states overlap: total,"
+            " reported, never_reported, leased, unleased (neither leased, final nor retired), idle,"
+            " final",
             "state",
         )
         retired = _gauge(
@@ -139,11 +158,15 @@ class StageMetrics:
             "Ranges of a stage that it does not wait for, by an operator's declaration",
         )
         for each in self._survey.stages:
+            names = [each.job, each.stage]
+            for condition, count in (each.conditions or {}).items():
+                ranges.add_metric([*names, condition], count)
             if each.census is not None:
                 for state, count in _states(each.census).items():
-                    ranges.add_metric([each.job, each.stage, state], count)
-                retired.add_metric([each.job, each.stage], each.census.retired)
-        return iter((ranges, retired))
+                    states.add_metric([*names, state], count)
+                leased.add_metric(names, each.census.leased)
+                retired.add_metric(names, each.census.retired)
+        return iter((ranges, leased, states, retired))
 
     def _work(self) -> Iterator[Metric]:
         system_lag = _gauge(

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from deploy.prometheus.alerts import Thresholds, alerts, rules
+from deploy.prometheus.alerts import Thresholds, alerts, main, rules
 from tests.support.api import ok
 from tests.support.binaries import limit_files, wait_until
 from tests.support.prometheus_server import Alertmanager, Prometheus, Webhook, promtool
@@ -43,6 +43,25 @@ def test_every_alert_has_its_section_of_the_runbook() -> None:
 def test_the_jobs_that_are_watched_can_be_chosen() -> None:
     written = rules(Thresholds(jobs=r"a\.b|c"))
     assert r'tidegauge_lag_seconds{job=~"a\\.b|c"}' in written
+
+
+def annotations_of(written: str) -> list[dict[str, str]]:
+    """The annotations of each alert."""
+    [group] = YAML(typ="safe").load(written)["groups"]
+    return [rule["annotations"] for rule in group["rules"]]
+
+
+def test_a_link_to_the_runbook_is_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any("runbook_url" in each for each in annotations_of(rules(Thresholds())))
+    main(["--runbook", "https://wiki.example/tidegauge.html"])
+    linked = annotations_of(capsys.readouterr().out)
+    assert len(linked) == len(NAMES)
+    for alert, each in zip(alerts(Thresholds()), linked, strict=True):
+        assert each["runbook_url"] == f"https://wiki.example/tidegauge.html#{alert.section}"
+        assert each["runbook"] == f"docs/runbook.md#{alert.section}"
+    with pytest.raises(SystemExit):
+        main(["--runbook", "docs/runbook.md"])
+    assert "it must be an address" in capsys.readouterr().err
 
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -160,7 +179,7 @@ def test_faults_become_messages_and_end(
                 error.add_note(str(webhook.received()))
                 raise
 
-        for job in ("held", "lost", "mute"):
+        for job in ("held", "lost", "mute", "planned"):
             ok(client.put(f"/v1/jobs/{job}", json={"stages": {"s": {"shards": ["a", "b"]}}}), 201)
         # Prometheus must have seen the counts before they rise.
         wait_until(
@@ -168,7 +187,7 @@ def test_faults_become_messages_and_end(
         )
 
         # One shard of `held` stands still while the other one goes on. The worker of one of `lost` is
-        # gone. One of `mute` has never reported.
+        # gone. One of `mute` has never reported. Nobody works on `planned`.
         began = now_ms()
         fast, slow = Worker(client, "held", "a"), Worker(client, "held", "b")
         gone, other = Worker(client, "lost", "a", ttl_ms=1_000), Worker(client, "lost", "b")
@@ -181,6 +200,7 @@ def test_faults_become_messages_and_end(
         gone.report(began, late=3)
         held, lost = {"job": "held", "stage": "s"}, {"job": "lost", "stage": "s"}
         unheard = {"job": "mute", "stage": "s"}
+        planned = {"job": "planned"}
         with Beat(lambda: fast.report(now_ms())):
             await_all(
                 fires,
@@ -188,13 +208,16 @@ def test_faults_become_messages_and_end(
                     "TidegaugeLateRows": lost,
                     "TidegaugeNoWorker": lost,
                     "TidegaugeRangeNeverReported": unheard,
+                    "TidegaugeNeverStarted": planned,
                     "TidegaugeWatermarkStandsStill": held,
                     "TidegaugeLagRises": held,
                     "TidegaugeSystemLag": held,
                 },
             )
         gone.claim()
-        repaired = (fast, slow, gone, other, heard, mute)
+        begins = Worker(client, "planned", "a", "b")
+        begins.claim()
+        repaired = (fast, slow, gone, other, heard, mute, begins)
         with Beat(*(lambda w=worker: w.report(now_ms()) for worker in repaired)):
             await_all(
                 ends,
@@ -202,6 +225,7 @@ def test_faults_become_messages_and_end(
                     "TidegaugeLateRows": lost,
                     "TidegaugeNoWorker": lost,
                     "TidegaugeRangeNeverReported": unheard,
+                    "TidegaugeNeverStarted": planned,
                     "TidegaugeWatermarkStandsStill": held,
                     "TidegaugeLagRises": held,
                     "TidegaugeSystemLag": held,

@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from deploy.grafana.dashboards import DASHBOARDS, FOLDER, Dashboard, build
+from deploy.prometheus.alerts import Thresholds
 from tests.support.api import ok
 from tests.support.binaries import wait_until
 from tests.support.prometheus_server import Prometheus
@@ -68,6 +69,32 @@ def test_panels_fill_their_rows(wanted: Dashboard) -> None:
         taken |= cells
 
 
+def limits(wanted: Dashboard) -> dict[str, list[float]]:
+    """The thresholds of each panel that has any, beyond its base color."""
+    found: dict[str, list[float]] = {}
+    for panel in read_json(wanted)["panels"]:
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        values = [step["value"] for step in steps if step["value"] is not None]
+        if values:
+            found[panel["title"]] = values
+    return found
+
+
+def test_panels_of_lag_have_the_thresholds_of_the_alerts() -> None:
+    lag, system_lag = [Thresholds().lag_s], [Thresholds().system_lag_s]
+    overview, job, stage, service = map(limits, DASHBOARDS)
+    counts = ("Never reported", "Without a worker", "Without a watermark", "Problems", "Alerts")
+    assert overview == {title: [1] for title in counts} | {
+        "Furthest behind": lag,
+        "Slowest stage of each job": lag,
+        "Lag by job": lag,
+        "System lag by job": system_lag,
+    }
+    assert job == {"Lag": lag, "System lag": system_lag}
+    assert stage == {"Lag": lag}
+    assert service == {}
+
+
 def test_grafana_finds_the_dashboards_and_the_prometheus_of_the_compose_file() -> None:
     read = YAML(typ="safe").load
     compose = read((ROOT / "docker-compose.yml").read_text())["services"]
@@ -92,6 +119,8 @@ def load(url: str, prometheus: Prometheus) -> None:
         for job in ("scores", "water"):
             stages = {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}
             ok(client.put(f"/v1/jobs/{job}", json={"stages": stages}), 201)
+        # Nobody works on this one.
+        ok(client.put("/v1/jobs/planned", json={"stages": {"s": {"shards": ["a"]}}}), 201)
 
         def seen(expression: str) -> bool:
             return bool(prometheus.query(expression))
@@ -168,7 +197,7 @@ def test_every_query_has_data_of_the_shape_of_its_legend(
 
 @by_name
 def test_every_variable_finds_its_values(wanted: Dashboard, scraped: Prometheus) -> None:
-    values = {"job": {"scores", "water"}, "stage": {"s", "k"}}
+    values = {"job": {"scores", "water", "planned"}, "stage": {"s", "k"}}
     for name, query in wanted.variables:
         [[series, label]] = re.findall(r"^label_values\((.+), (\w+)\)$", query)
         assert label == name
@@ -179,17 +208,28 @@ def test_every_variable_finds_its_values(wanted: Dashboard, scraped: Prometheus)
 
 def test_the_numbers_are_right(scraped: Prometheus) -> None:
     """Panels whose numbers are known show them."""
-    known = {"Jobs": 2, "Stages": 4, "Never reported": 0, "Without a worker": 0, "Alerts": 0}
+    known = {
+        "Jobs": 3,
+        "Stages": 5,
+        "Never reported": 1,
+        "Without a worker": 0,
+        "Without a watermark": 1,
+        "Problems": 1,
+        "Alerts": 0,
+    }
     found = {
         panel.title: float(scraped.query(panel.queries[0][0])[0]["value"][1])
         for panel in DASHBOARDS[0].panels
         if panel.title in known
     }
     assert found == known
-    [by_state] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Ranges"]
-    samples = scraped.query(filled(by_state.queries[0][0], VARIABLES))
-    states = {sample["metric"]["state"]: int(sample["value"][1]) for sample in samples}
-    assert (states["total"], states["reported"], states["leased"], states["final"]) == (2, 2, 2, 0)
+    [problems] = [each for each in DASHBOARDS[0].panels if each.title == "Problems by stage"]
+    [sample] = scraped.query(problems.queries[0][0])
+    assert sample["metric"] == {"job": "planned", "stage": "s", "health": "silent"}
+    [by_condition] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Ranges"]
+    samples = scraped.query(filled(by_condition.queries[0][0], VARIABLES))
+    counts = {each["metric"]["condition"]: int(each["value"][1]) for each in samples}
+    assert {condition: count for condition, count in counts.items() if count} == {"active": 2}
     [lines] = [panel for panel in DASHBOARDS[2].panels if panel.title == "Watermarks"]
     for sample in scraped.query(filled(lines.queries[0][0], VARIABLES)):
         assert float(sample["value"][1]) == pytest.approx(time.time() * 1_000, abs=3_600_000)

@@ -589,7 +589,7 @@ async def test_a_key_that_was_thrown_away_costs_an_incarnation(
 async def test_jobs_and_metrics_are_shown_without_redis(
     job: Api, gauge: InProcess, redis: RedisServer
 ):
-    assert "tidegauge_watermark_seconds{" in (await gauge.client.get("/metrics")).text
+    assert "tidegauge_watermark_timestamp_seconds{" in (await gauge.client.get("/metrics")).text
     other = gauge.api("other")
     await other.define(FLOW)
     ok(await other.delete(), 204)
@@ -598,12 +598,12 @@ async def test_jobs_and_metrics_are_shown_without_redis(
     assert [line["job"] for line in listed] == ["job"]
     text = (await gauge.client.get("/metrics")).text
     assert "tidegauge_reports_total" in text
-    assert 'tidegauge_watermark_seconds{job="job"' in text
+    assert 'tidegauge_watermark_timestamp_seconds{job="job"' in text
     # Somebody may have seen this, or may not.
     gauge.stores.execute("UPDATE jobs SET revision = revision + 1")
     text = (await gauge.client.get("/metrics")).text
     assert "tidegauge_reports_total" in text
-    assert "tidegauge_watermark_seconds{" not in text
+    assert "tidegauge_watermark_timestamp_seconds{" not in text
 
 
 async def test_what_was_recorded_but_never_shown_is_shown(
