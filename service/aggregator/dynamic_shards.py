@@ -41,7 +41,8 @@ class DynamicShards:
     async def _apply(self, job: str, stage: str) -> int:
         _, observed = await self._live.observe(job, (stage,))
         seen = observed.get(stage)
-        count = 0 if seen is None else int((seen.promises == MAX).sum())
+        # A retired shard counts as final, and stays: it may report again.
+        count = 0 if seen is None else int((seen.promises == MAX).sum()) - len(seen.retired)
         if count and count != self._final.get((job, stage)):
             # `leave` reads them again: the layout may have changed since. The shards that leave must not
             # be counted next time: as many others may be final by then.

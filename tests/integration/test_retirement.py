@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.aggregator.definitions import Definitions
 from service.clock import SystemClock
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError
 from service.ledger.sql import SqlLedger
 from tests.support.api import MAX, Api, eventually, ok, problem
@@ -192,6 +195,41 @@ async def test_a_reset_ends_it(job: Api) -> None:
     ok(await job.reset())
     await job.report("taps", await job.token("taps"), {"t-0": 500, "t-1": 500})
     assert await job.output("taps") is None
+
+
+async def test_a_retired_shard_stays_in_a_dynamic_source(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the service does not try again and again to let it leave."""
+    left: list[str] = []
+    checked: list[str] = []
+    leave, observe = Definitions.leave, RecoveringLiveStore.observe
+
+    async def counted_leave(self: Definitions, job: str, stage: str) -> int:
+        left.append(stage)
+        return await leave(self, job, stage)
+
+    async def counted_observe(self: RecoveringLiveStore, job: str, stages: Sequence[str]) -> Any:
+        checked.extend(stages)
+        return await observe(self, job, stages)
+
+    monkeypatch.setattr(Definitions, "leave", counted_leave)
+    monkeypatch.setattr(RecoveringLiveStore, "observe", counted_observe)
+    await api.define({"files": {"shards": ["manifest"], "dynamic": True}})
+    token = await api.token("files", ranges=["manifest", "part-1"])
+    await api.report("files", token, {"manifest": 50, "part-1": 40})
+    await api.retire("files", "part-1", BECAUSE)
+    checked.clear()
+    # The first of these checks may have begun before the retirement.
+    await eventually(lambda: _length(checked), lambda found: found >= 3)
+    assert left == []
+    assert {each["range"] for each in await api.ranges("files")} == {"manifest", "part-1"}
+    await api.report("files", token, {"part-1": 45})
+    assert (await api.watermark("files"))["ranges"]["total"] == 2
+
+
+async def _length(found: list[str]) -> int:
+    return len(found)
 
 
 async def test_a_shard_stays_retired_when_the_pipeline_changes(job: Api) -> None:
