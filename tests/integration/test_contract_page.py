@@ -87,8 +87,9 @@ async def test_the_graph_has_no_names_of_shards(api: Api):
 
 
 async def test_each_range_has_one_condition(api: Api):
-    shards = ["active", "expired", "final", "idle", "silent"]
+    shards = ["active", "expired", "final", "idle", "retired", "silent"]
     await api.define({"s": {"shards": shards}})
+    await api.retire("s", "retired")
     gone = await api.token("s", ["expired"], holder="gone")
     await api.report("s", gone, {"expired": T})
     await api.release(gone)
@@ -96,21 +97,23 @@ async def test_each_range_has_one_condition(api: Api):
     reported = {"active": T + MINUTE, "final": {"final": True}, "idle": {"idle": True}}
     await api.report("s", token, reported)
     found = await summary(api, "s", "?show=all")
-    assert found["total"] == found["matching"] == 5
+    assert found["total"] == found["matching"] == 6
     assert {each["range"]: each["condition"] for each in found["listed"]} == {
         "active": "active",
         "expired": "expired",
         "final": "final",
         "idle": "idle",
+        "retired": "retired",
         "silent": "never_reported",
     }
     assert found["counts"] == dict.fromkeys(
-        ("active", "expired", "final", "idle", "never_reported"), 1
+        ("active", "expired", "final", "idle", "never_reported", "retired"), 1
     )
     for condition, name in {
         "expired": "expired",
         "never_reported": "silent",
         "idle": "idle",
+        "retired": "retired",
     }.items():
         one = await summary(api, "s", f"?show={condition}")
         assert [each["range"] for each in one["listed"]] == [name]
