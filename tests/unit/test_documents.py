@@ -205,7 +205,7 @@ def test_the_health_states_are_the_code_s() -> None:
 
 
 def test_the_site_is_not_committed() -> None:
-    assert "site/" in text_of(".gitignore").splitlines()
+    assert "/site/" in text_of(".gitignore").splitlines()
 
 
 def test_the_version_is_the_changelog_s_and_the_manifests() -> None:
