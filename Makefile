@@ -16,18 +16,19 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say PYTHON=…" >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than Python 3.11: install that, or say PYTHON=…" >&2; exit 2; }
-	@echo "setting up $(VENV); this takes a minute"
+	@echo "setting up $(VENV), a minute or two: $$(grep -c '^[a-z].*==' requirements.lock) packages, Spark (400 MB) among them"
 	@"$(PYTHON)" -m venv $(VENV)
 	@uv="$$(command -v uv || true)"; \
 	if [ -z "$$uv" ] && $(BIN)/python -m pip install --quiet uv 2>/dev/null; then uv="$(BIN)/uv"; fi; \
 	if [ -n "$$uv" ]; then \
-	  "$$uv" pip install --quiet --python $(INTO) --require-hashes -r requirements.lock && \
+	  "$$uv" pip install --python $(INTO) --require-hashes -r requirements.lock && \
 	  "$$uv" pip install --quiet --python $(INTO) --no-deps --no-build-isolation --editable .; \
 	else \
 	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock && \
 	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
 	fi
 	@touch $@
+	@echo "set up in $(VENV)"
 
 demo: setup
 	@$(BIN)/tidegauge demo $(ARGS)

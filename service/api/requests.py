@@ -46,6 +46,8 @@ Token = Annotated[str, Meta(min_length=1, max_length=256)]
 Holder = Name
 _TEXT = r"^[^\x00]*$" + ONLY_AT_THE_END
 """Text that Postgres stores: any without a NUL."""
+_LINE = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F\xA0][^\x00-\x1F\x7F]*$" + ONLY_AT_THE_END
+"""One line of text, with at least one printed character: it stands within explanations."""
 
 Address = Annotated[
     str,
@@ -104,7 +106,7 @@ class Retire(Struct, frozen=True, forbid_unknown_fields=True):
 
     because: Annotated[
         str,
-        Meta(min_length=1, max_length=500, pattern=_TEXT, description="The reason, for the audit"),
+        Meta(min_length=1, max_length=500, pattern=_LINE, description="The reason, for the audit"),
     ]
     dry_run: Annotated[
         bool, Meta(description="true: show the watermarks that would move, and change nothing")

@@ -31,17 +31,21 @@ _PACKAGES: Final = (
 """The modules that the demonstration and its service import, each from a package of the extra `demo`."""
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight UTC."""
+_SEASON: Final = 90
+"""Days of the default run: it takes less than a minute on two cores."""
 _BATCHES: Final = 24
-"""Number of slices of the logs: enough to show watermarks advance, few enough for two cores."""
+"""Number of slices of the year's logs: enough to show watermarks advance, few enough for two cores."""
+_SEASON_BATCHES: Final = 9
+"""Number of slices of a season's logs, or of less. Each slice takes about two seconds."""
 
 
 def demo(
     *,
     days: Annotated[
         int, typer.Option(min=1, max=_WHOLE_YEAR, help="Number of days of 2013, from the first.")
-    ] = _WHOLE_YEAR,
+    ] = _SEASON,
     full: Annotated[
-        bool, typer.Option("--full", help="Take the whole year, despite --days.")
+        bool, typer.Option("--full", help="Take the whole year: two to five minutes.")
     ] = False,
     bound: Annotated[
         str,
@@ -81,7 +85,7 @@ def demo(
         bool, typer.Option("--json", help="Print the outcome as JSON, nothing else.")
     ] = False,
 ) -> None:
-    """Run New York's flights of 2013 through Spark and tidegauge, then check every window.
+    """Run New York's flights of a season through Spark and tidegauge, then check every window.
 
     Two sources, a session for each aircraft, the weekly average over both; and each departure joined
     with the weather of the hour: four streaming queries that close their windows and their joins by
@@ -92,14 +96,15 @@ def demo(
 
     With `--kafka`, Maven fetches the broker and Spark's connector once, into the user's cache.
 
-    Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`, `tidegauge demo --kafka`,
-    `tidegauge demo --keep --port 8000`.
+    Examples: `tidegauge demo`, `tidegauge demo --full`, `tidegauge demo --bound 4h`,
+    `tidegauge demo --kafka`, `tidegauge demo --keep --port 8000`.
     """
+    covered = _WHOLE_YEAR if full else days
     try:
         options = DemoOptions(
-            days=_WHOLE_YEAR if full else days,
+            days=covered,
             bound_ms=_bound_ms(bound),
-            slice_days=slice_days or -(-(_WHOLE_YEAR if full else days) // _BATCHES),
+            slice_days=slice_days or _slice_days(covered),
             port=port,
             keep=keep,
             quiet=json_,
@@ -116,6 +121,15 @@ def demo(
     _print_outcome(outcome, as_json=json_)
     if not outcome.all_equal:
         raise typer.Exit(_EXIT_UNEQUAL)
+
+
+def _slice_days(days: int) -> int:
+    """Return the days of the logs that one batch reads.
+
+    >>> _slice_days(7), _slice_days(90), _slice_days(366)
+    (1, 10, 16)
+    """
+    return -(-days // (_SEASON_BATCHES if days <= _SEASON else _BATCHES))
 
 
 def _bound_ms(text: str) -> int:
@@ -181,8 +195,18 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         f"{outcome.departures:,} departures with the weather of the hour",
         style="bold green" if outcome.all_equal else "bold red",
     )
+    console.print(_next_step(outcome))
     if outcome.service_url:
         console.print(
             f"tidegauge still runs: see {outcome.page_url}\n"
             f"to stop it: kill {outcome.service_pid}; its folder is {outcome.folder}"
         )
+
+
+def _next_step(outcome: Outcome) -> str:
+    """Return the line with the commands to try next."""
+    kept = "" if outcome.service_url else "`tidegauge demo --keep` to explore the page, "
+    return (
+        f"next: {kept}`tidegauge demo --bound 4h` to see late rows, "
+        "docs/spark/first-job.md for a job of yours"
+    )

@@ -131,7 +131,9 @@ def _stream(
     with _log_to(folder / "agent.log"), ExitStack() as stack:
         medium = _medium(stack, options, Folders(folder), flights, jars, clock, say)
         view = _view(options, console)
+        say("starting four queries: their first watermarks come in about ten seconds")
         late_rows = _follow(options, medium, timeline, server, view, clock)
+        say("comparing every window with a batch job's answer")
         comparison = compare(streamed_answer(medium), batch_answer(flights))
     return _outcome(options, flights, late_rows, comparison)
 

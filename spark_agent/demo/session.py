@@ -15,8 +15,12 @@ from pyspark.sql import SparkSession
 
 JAVA_WANTED: Final = 17
 
-_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options for a program that ends before an optimising compiler pays off."""
+_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=128m"
+"""JVM options for a program that ends before an optimising compiler pays off.
+
+With one tier the code cache has 48 MB by default. Spark's code fills these within a minute, and then
+the compiler stops.
+"""
 
 _LOGGING: Final = """\
 rootLogger.level = error

@@ -99,10 +99,11 @@ def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
         done = demo("--days", "6", "--slice-days", "1", "--bound", "4h", **collector.environment)
         spans = list(collector.spans())
     assert done.returncode == 0, done.stdout + done.stderr
-    late, verdict = done.stdout.splitlines()[-2:]
+    late, verdict, following = done.stdout.splitlines()[-3:]
     assert "; 0 rows came late" not in late
     assert late.endswith("rows came late, 0 too late for their session")
     assert verdict.startswith("everything equals the batch answer: ")
+    assert following.startswith("next: ")
     # Reports of tasks on Spark's executors (for an epoch: the driver reports without one) is one
     # trace with what the service makes of it.
     calls = {

@@ -167,7 +167,9 @@ async def test_what_cannot_be_retired_is_refused(
     assert await standing(job) == before
 
 
-@pytest.mark.parametrize("because", ["", "x" * 501, "a\0b", None, 7])
+@pytest.mark.parametrize(
+    "because", ["", " ", "\xa0 ", "closed\nfor good", "closed\n", "x" * 501, "a\0b", None, 7]
+)
 async def test_a_retirement_has_a_reason(job: Api, because: Any) -> None:
     problem(await job.post_retire("taps", "t-2", because), 422, "invalid-request")
     assert await job.output("taps") is None
