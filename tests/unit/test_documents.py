@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from inspect import getdoc
 from pathlib import Path
 from pydoc import locate
@@ -12,7 +13,9 @@ from typing import Final
 import pytest
 
 import spark_agent
-from service.frontier.health import Health
+from service.aggregator.conditions import Condition
+from service.frontier.graph import Status
+from service.frontier.health import Health, Outcome
 from tests.support.documents import DOCSTRINGS, example_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -199,9 +202,54 @@ def test_the_health_states_are_the_code_s() -> None:
     table = text_of("docs/api/health.md").partition("| health | severity | |")[2].split("\n\n")[0]
     states = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)))
     assert sorted(states) == sorted(Health)
-    glossary = text_of(GLOSSARY)
-    for state in Health:
-        assert f"`{state}`" in glossary
+
+
+STATES: Final[Mapping[str, type[StrEnum]]] = {
+    "status": Status,
+    "health": Health,
+    "condition": Condition,
+    "outcome": Outcome,
+}
+
+
+def states_of_the_glossary() -> dict[str, tuple[list[str], str]]:
+    """Each state, with what may have it, and its meaning."""
+    table = text_of(GLOSSARY).partition("| state | of | meaning |")[2].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    return {state: (of.split(", "), meaning) for state, of, meaning in rows}
+
+
+def test_one_table_has_all_states_and_no_other() -> None:
+    found = states_of_the_glossary()
+    for of, states in STATES.items():
+        assert sorted(s for s, (owners, _) in found.items() if of in owners) == sorted(states), of
+    assert {of for owners, _ in found.values() for of in owners} == STATES.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "of"),
+    [
+        ("spark_agent/cli/health.py", r"_WORST_FIRST[^=]+= \(([^)]+)\)", "health"),
+        ("spark_agent/client/responses.py", r"\bHealth = Literal\[([^\]]+)\]", "health"),
+        ("spark_agent/client/responses.py", r"\bRunOutcome = Literal\[([^\]]+)\]", "outcome"),
+    ],
+)
+def test_the_states_of_the_agent_are_the_service_s(path: str, pattern: str, of: str) -> None:
+    [listed] = re.findall(pattern, text_of(path))
+    assert sorted(re.findall(r'"(\w+)"', listed)) == sorted(STATES[of])
+
+
+def test_the_page_has_the_states_of_the_glossary() -> None:
+    code = text_of("service/api/site/parts/status.js")
+    [table] = re.findall(r"KINDS = \{\n(.*?)^\};", code, re.DOTALL | re.MULTILINE)
+    kinds = re.findall(r'^  (\w+): \["(.)", "([^"]+)", "([^"]+)"\],$', table, re.MULTILINE)
+    assert len(kinds) == len(table.splitlines())
+    found = states_of_the_glossary()
+    shown = {*Status, *Health} - {Health.OK}
+    assert {kind for kind, *_ in kinds} == shown
+    for kind, _, word, title in kinds:
+        meaning = found[kind][1]
+        assert (word, title) == (kind.replace("_", " "), meaning[0].upper() + meaning[1:])
 
 
 def test_the_site_is_not_committed() -> None:

@@ -2,15 +2,15 @@
 import { html } from "../lib/html.js";
 
 const KINDS = {
-  failed: ["✕", "failed", "Its last run has failed"],
-  no_worker: ["✕", "no worker", "Nobody holds a lease on some of its ranges, or its last run was stopped"],
-  silent: ["○", "silent", "A range has never reported, and all wait for it"],
-  stalled: ["▲", "stalled", "Its workers report, but a promise stands still and its oldest work ages"],
-  waiting: ["◌", "waiting", "It is where its inputs let it be, and one of them is in trouble"],
-  ended: ["□", "ended", "Its last run has finished"],
-  unknown: ["○", "no watermark", "No watermark yet"],
+  failed: ["✕", "failed", "The last run failed"],
+  no_worker: ["✕", "no worker", "A range that counts has no current lease, or the last run was stopped"],
+  silent: ["○", "silent", "A range has never reported, and all wait for the range"],
+  stalled: ["▲", "stalled", "Reports keep coming, a promise stands still, and its oldest work ages"],
+  waiting: ["◌", "waiting", "The stage has followed its inputs, and one of the inputs is in trouble"],
+  ended: ["□", "ended", "The last run finished"],
+  unknown: ["○", "unknown", "The stage does not have a watermark yet"],
   active: ["●", "active", "More may come"],
-  idle: ["◐", "idle", "Nothing comes at the moment, and nobody waits for it"],
+  idle: ["◐", "idle", "Nothing comes at the moment, and stages below do not wait"],
   final: ["■", "final", "Nothing more will come"],
 };
 
