@@ -32,7 +32,7 @@ _PACKAGES: Final = (
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight UTC."""
 _SEASON: Final = 90
-"""Days of the default run: it takes less than a minute on two cores."""
+"""Days of the default run: it takes about a minute on two cores."""
 _BATCHES: Final = 24
 """Number of slices of the year's logs: enough to show watermarks advance, few enough for two cores."""
 _SEASON_BATCHES: Final = 9
