@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from service import __version__
 from service.errors import ProblemError
 from service.telemetry.redaction import redact
 
@@ -157,7 +158,7 @@ def doctor(
 @app.command(name="version")
 def show_version() -> None:
     """Show the version."""
-    typer.echo(version("tidegauge"))
+    typer.echo(__version__)
 
 
 def _show_version(*, is_wanted: bool) -> None:

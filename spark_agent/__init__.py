@@ -14,6 +14,7 @@ query.awaitTermination()
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from spark_agent.versions import check_pyspark
@@ -112,6 +113,9 @@ _WITHOUT_SPARK = ("spark_agent.client.", "spark_agent.exceptions")
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
     """Import a name on first use: executors never need the driver's part, nor the client PySpark."""
+    if name == "__version__":
+        # On first use: an executor's copy of the modules may be without the metadata.
+        return version("tidegauge")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if not _MODULES[name].startswith(_WITHOUT_SPARK):
@@ -121,4 +125,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
 
 def __dir__() -> list[str]:
     """Return the public names, for completion: most are imported on first use."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

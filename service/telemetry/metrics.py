@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Mapping
-from importlib.metadata import version
 from platform import python_version
 
 from prometheus_client import (
@@ -18,6 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import generate_latest
 
+from service import __version__
 from service.model.leases import Grant
 from service.model.reports import Report, Reported
 from service.telemetry.durations import Durations
@@ -96,7 +96,7 @@ class Metrics:
         )
 
         Info("tidegauge_build", "Versions of this process", registry=self.registry).info(
-            {"version": version("tidegauge"), "python": python_version()}
+            {"version": __version__, "python": python_version()}
         )
         self._arrivals: ByStage = Tally()
         self._expired: ByStage = Tally()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+
+import service
+import spark_agent
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -87,16 +91,37 @@ main()
     assert "Start a job over" in reset.stdout
 
 
-def test_the_wheel_has_the_two_packages_alone(tmp_path: Path) -> None:
-    """No documentation, examples, tests or benchmarks."""
+def built(form: str, folder: Path) -> Path:
+    """Build a distribution; return its file."""
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        [sys.executable, "-m", "hatchling", "build", "-t", form, "-d", str(folder)],
         cwd=ROOT,
         check=True,
         capture_output=True,
         timeout=120,
     )
-    [wheel] = tmp_path.glob("*.whl")
+    [found] = folder.iterdir()
+    return found
+
+
+def test_the_source_distribution_has_what_builds_the_wheel(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", tmp_path)) as archive:
+        names = {name.split("/")[1] for name in archive.getnames()}
+    assert names == {
+        *("service", "spark_agent", "migrations", "pyproject.toml"),
+        *("README.md", "CHANGELOG.md", "LICENSE", "PKG-INFO", ".gitignore"),
+    }
+
+
+def test_one_version_everywhere() -> None:
+    version = distribution("tidegauge").version
+    assert service.__version__ == spark_agent.__version__ == version
+    assert "__version__" in dir(spark_agent)
+
+
+def test_the_wheel_has_the_two_packages_alone(tmp_path: Path) -> None:
+    """No documentation, examples, tests or benchmarks."""
+    wheel = built("wheel", tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {

@@ -1,0 +1,127 @@
+BEGIN TRANSACTION;
+CREATE TABLE access_keys (
+	name VARCHAR(128) NOT NULL, 
+	digest BLOB NOT NULL, 
+	role VARCHAR(16) NOT NULL, 
+	jobs VARCHAR(128) NOT NULL, 
+	created_at_ms BIGINT NOT NULL, 
+	created_by VARCHAR(128) NOT NULL, 
+	expires_at_ms BIGINT, 
+	used_at_ms BIGINT, 
+	PRIMARY KEY (name)
+);
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO "alembic_version" VALUES('0007');
+CREATE TABLE audit (
+	number INTEGER NOT NULL, 
+	at_ms BIGINT NOT NULL, 
+	action VARCHAR(32) NOT NULL, 
+	actor VARCHAR(128) NOT NULL, 
+	address VARCHAR(128) NOT NULL, 
+	job VARCHAR(128), 
+	"key" VARCHAR(128), 
+	detail TEXT NOT NULL, 
+	PRIMARY KEY (number)
+);
+INSERT INTO "audit" VALUES(1,1795935467887,'create-job','anyone (no keys)','127.0.0.1','water',NULL,'');
+INSERT INTO "audit" VALUES(2,1795935467908,'open-run','anyone (no keys)','127.0.0.1','water',NULL,'run 1 of hourly, taps by driver');
+INSERT INTO "audit" VALUES(3,1795935468403,'create-job','anyone (no keys)','127.0.0.1','again',NULL,'');
+INSERT INTO "audit" VALUES(4,1795935468510,'reset-job','anyone (no keys)','127.0.0.1','again',NULL,'');
+CREATE TABLE incarnations (
+	number INTEGER NOT NULL, 
+	opened_at_ms BIGINT NOT NULL, job VARCHAR(128), 
+	PRIMARY KEY (number)
+);
+INSERT INTO "incarnations" VALUES(1,1795935467887,'water');
+INSERT INTO "incarnations" VALUES(2,1795935468403,'again');
+CREATE TABLE jobs (
+	name VARCHAR(128) NOT NULL, 
+	generation BIGINT NOT NULL, 
+	layout_version BIGINT NOT NULL, 
+	revision BIGINT NOT NULL, 
+	last_run BIGINT NOT NULL, 
+	spec BLOB NOT NULL, 
+	deleted BOOLEAN NOT NULL, 
+	created_at_ms BIGINT NOT NULL, 
+	updated_at_ms BIGINT NOT NULL, incarnation BIGINT DEFAULT 0 NOT NULL, 
+	PRIMARY KEY (name)
+);
+INSERT INTO "jobs" VALUES('water',1,1,4,1,X'7B22737461676573223A7B2274617073223A7B22736861726473223A5B227461702D30222C227461702D31225D7D2C22686F75726C79223A7B22696E70757473223A5B2274617073225D2C2272616E676573223A327D2C22616C6C223A7B22696E70757473223A5B22686F75726C79225D2C22706173737468726F756768223A747275657D7D7D',0,1795935467887,1795935467887,1);
+INSERT INTO "jobs" VALUES('again',2,1,3,0,X'7B22737461676573223A7B2274617073223A7B22736861726473223A5B227461702D30225D7D7D7D',0,1795935468403,1795935468510,2);
+CREATE TABLE promise_chunks (
+	job VARCHAR(128) NOT NULL, 
+	stage VARCHAR(128) NOT NULL, 
+	chunk BIGINT NOT NULL, 
+	generation BIGINT NOT NULL, 
+	layout_since BIGINT NOT NULL, 
+	promises BLOB NOT NULL, incarnation BIGINT DEFAULT 0 NOT NULL, stamp BIGINT DEFAULT 0 NOT NULL, raised_at_ms BLOB, unfinished BLOB, 
+	PRIMARY KEY (job, stage, chunk)
+);
+INSERT INTO "promise_chunks" VALUES('water','taps',0,1,1,X'80A81201000000000097490100000000',1,4,X'087B1826A2010000087B1826A2010000',X'');
+INSERT INTO "promise_chunks" VALUES('water','hourly',0,1,1,X'00BADB000000000080A8120100000000',1,4,X'2B7B1826A20100002B7B1826A2010000',X'');
+INSERT INTO "promise_chunks" VALUES('again','taps',0,2,1,X'00DD6D0000000000',2,1,X'107C1826A2010000',X'');
+CREATE TABLE runs (
+	job VARCHAR(128) NOT NULL, 
+	run BIGINT NOT NULL, 
+	stages TEXT NOT NULL, 
+	holder VARCHAR(128) NOT NULL, 
+	program TEXT, 
+	links TEXT NOT NULL, 
+	started_at_ms BIGINT, 
+	epoch_before BIGINT, 
+	epoch BIGINT, 
+	outcome VARCHAR(16), 
+	ended_at_ms BIGINT, 
+	because TEXT, 
+	PRIMARY KEY (job, run)
+);
+INSERT INTO "runs" VALUES('water',1,'["hourly","taps"]','driver',NULL,'{}',1795935467908,NULL,NULL,NULL,NULL,NULL);
+CREATE TABLE stages (
+	job VARCHAR(128) NOT NULL, 
+	stage VARCHAR(128) NOT NULL, 
+	layout_since BIGINT NOT NULL, 
+	run BIGINT NOT NULL, 
+	epoch BIGINT, 
+	input BIGINT NOT NULL, 
+	output BIGINT NOT NULL, 
+	idle BOOLEAN NOT NULL, 
+	version BIGINT NOT NULL, 
+	revision BIGINT NOT NULL, 
+	updated_at_ms BIGINT NOT NULL, run_holder VARCHAR(128), 
+	PRIMARY KEY (job, stage)
+);
+INSERT INTO "stages" VALUES('water','taps',1,1,1,-9223372036854775808,18000000,0,2,3,1795935468296,'driver');
+INSERT INTO "stages" VALUES('water','hourly',1,1,1,18000000,14400000,0,4,4,1795935468331,'driver');
+INSERT INTO "stages" VALUES('water','all',1,0,NULL,14400000,14400000,0,2,4,1795935468331,NULL);
+INSERT INTO "stages" VALUES('again','taps',1,0,NULL,-9223372036854775808,7200000,0,1,3,1795935468563,NULL);
+CREATE TABLE watermark_history (
+	id INTEGER NOT NULL, 
+	job VARCHAR(128) NOT NULL, 
+	stage VARCHAR(128) NOT NULL, 
+	generation BIGINT NOT NULL, 
+	version BIGINT NOT NULL, 
+	input BIGINT NOT NULL, 
+	output BIGINT NOT NULL, 
+	idle BOOLEAN NOT NULL, 
+	at_ms BIGINT NOT NULL, 
+	PRIMARY KEY (id)
+);
+INSERT INTO "watermark_history" VALUES(1,'water','hourly',1,1,10800000,-9223372036854775808,0,1795935467946);
+INSERT INTO "watermark_history" VALUES(2,'water','taps',1,1,-9223372036854775808,10800000,0,1795935467946);
+INSERT INTO "watermark_history" VALUES(3,'water','all',1,1,7200000,7200000,0,1795935468082);
+INSERT INTO "watermark_history" VALUES(4,'water','hourly',1,2,10800000,7200000,0,1795935468082);
+INSERT INTO "watermark_history" VALUES(5,'water','hourly',1,3,18000000,7200000,0,1795935468296);
+INSERT INTO "watermark_history" VALUES(6,'water','taps',1,2,-9223372036854775808,18000000,0,1795935468296);
+INSERT INTO "watermark_history" VALUES(7,'water','all',1,2,14400000,14400000,0,1795935468331);
+INSERT INTO "watermark_history" VALUES(8,'water','hourly',1,4,18000000,14400000,0,1795935468331);
+INSERT INTO "watermark_history" VALUES(9,'again','taps',1,1,-9223372036854775808,25200000,0,1795935468457);
+INSERT INTO "watermark_history" VALUES(10,'again','taps',2,1,-9223372036854775808,7200000,0,1795935468563);
+CREATE INDEX watermark_history_by_stage ON watermark_history (job, stage, at_ms);
+CREATE INDEX watermark_history_by_age ON watermark_history (at_ms);
+CREATE UNIQUE INDEX access_keys_by_digest ON access_keys (digest);
+CREATE INDEX audit_by_job ON audit (job, number);
+CREATE INDEX audit_by_age ON audit (at_ms);
+COMMIT;
