@@ -84,6 +84,11 @@ lock:
 	uv pip compile --quiet pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+	for each in airflow dagster; do \
+	  uv pip compile --quiet deploy/$$each/pyproject.toml --universal --python-version 3.11 --no-annotate \
+	    --no-emit-package tidegauge --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file deploy/$$each/requirements.lock $(ARGS) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) site build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

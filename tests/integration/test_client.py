@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import sys
 from datetime import UTC, datetime, timedelta, timezone
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
@@ -193,35 +191,3 @@ def test_the_shell_s_example_waits(server: Service, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("closed\n")
-
-
-class Operator:
-    """The members of Airflow's base class that the page's sensor uses: Airflow is not installed."""
-
-    log = logging.getLogger("airflow")
-
-    def __init__(self, **options: object) -> None:
-        self.options = options
-
-
-def test_the_sensor_of_its_page_pokes(
-    server: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    scores = Scores(server, "scores-of-the-sensor")
-    for name in ("airflow", "airflow.sdk", "airflow.sdk.bases", "airflow.sdk.bases.sensor"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(
-        sys.modules["airflow.sdk.bases.sensor"], "BaseSensorOperator", Operator, raising=False
-    )
-    names: dict[str, Any] = {}
-    code = block("python", "from airflow").replace("http://tidegauge:8000", server.url)
-    exec(code.replace('"scores"', f'"{scores.job}"'), names)
-    sensor = names["wait"]
-    assert sensor.options["task_id"] == "all_in"
-    assert sensor.until == "{{ data_interval_end }}"
-    sensor.until = datetime(2026, 1, 1, tzinfo=UTC)  # as Airflow fills in its templates
-    with caplog.at_level(logging.INFO, logger="airflow"):
-        assert not sensor.poke({})
-    assert "has never reported" in caplog.text
-    scores.report(NEW_YEAR)
-    assert sensor.poke({})

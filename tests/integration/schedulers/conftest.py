@@ -1,0 +1,75 @@
+"""Environments of their own: Airflow and Dagster need other versions of packages than the service."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.server import ROOT
+
+_SCRIPTS: Final = Path(sys.executable).parent
+
+
+def environment_with(package: str, folder: Path) -> Path:
+    """Return the Python of a new environment with a package of `deploy/` and its locked versions."""
+    source = ROOT / "deploy" / package
+    # Building leaves files in the folder of a source.
+    copy = shutil.copytree(source, folder / package)
+    python = folder / "environment" / "bin" / "python"
+    uv = shutil.which("uv", path=f"{_SCRIPTS}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        run(sys.executable, "-m", "venv", folder / "environment")
+        install = [python, "-m", "pip", "install", "--quiet"]
+    else:
+        run(uv, "venv", "--quiet", "--python", sys.executable, folder / "environment")
+        install = [uv, "pip", "install", "--quiet", "--python", python]
+    run(*install, "-r", source / "requirements.lock")
+    run(*install, "--no-deps", ROOT, copy)
+    return python
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    """Run a program to its end; return its output."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def type_errors(package: str, python: Path, folder: Path) -> str:
+    """Return the errors of types of a package, whose imports are those of an environment."""
+    settings = folder / "pyrightconfig.json"
+    settings.write_text('{"typeCheckingMode": "standard", "pythonVersion": "3.11"}')
+    shutil.copytree(ROOT / "deploy" / package, folder / f"{package}-types")
+    done = subprocess.run(
+        [_SCRIPTS / "basedpyright", "--pythonpath", python, "-p", settings],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.stdout if done.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with Airflow."""
+    return environment_with("airflow", tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture(scope="session")
+def dagster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with Dagster."""
+    return environment_with("dagster", tmp_path_factory.mktemp("dagster"))
