@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test matrix lint format docs bench chaos interleavings fuzz lock clean
+.PHONY: setup demo test matrix lint format docs bench chaos interleavings fuzz release lock clean
 
 setup: $(VENV)/.ready
 
@@ -79,6 +79,10 @@ interleavings: setup
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
+# All files of a release, into dist/. Needs uv. Try it with ARGS=--rehearse, from any sources.
+release: setup
+	@$(BIN)/python deploy/release.py $(ARGS)
+
 # Needs uv. Upgrades with ARGS=--upgrade.
 lock:
 	uv pip compile --quiet pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
@@ -91,4 +95,4 @@ lock:
 	done
 
 clean:
-	rm -rf $(VENV) site build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,7 +4,7 @@
 
 `Arrival` has the two members that a sensor needs: `is_complete()` and `because`. A service that is
 away makes `is_complete()` false. A wrong job or key raises an error, since another poll does not
-help. An Airflow sensor is in `docs/python-client.md`.
+help. Sensors for Airflow and Dagster: `docs/schedulers.md`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
@@ -115,6 +116,9 @@ def test_the_source_distribution_has_what_builds_the_wheel(tmp_path: Path) -> No
 
 def test_one_version_everywhere() -> None:
     version = distribution("tidegauge").version
+    for folder in (ROOT, ROOT / "deploy/airflow", ROOT / "deploy/dagster"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert project["version"] == version
     assert service.__version__ == spark_agent.__version__ == version
     assert "__version__" in dir(spark_agent)
 

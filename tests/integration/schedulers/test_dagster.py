@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from spark_agent.client.client import Client
-from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.client.reports import Lease, RangeReport, Rank
 from tests.integration.schedulers.conftest import run, type_errors
 from tests.support.documents import block
 from tests.support.server import Service
@@ -89,7 +89,7 @@ class Scores:
         self.lease = self._claimed()
         self.cursor: str | None = None
 
-    def _claimed(self) -> str:
+    def _claimed(self) -> Lease:
         rank = Rank(self.client.open_run(self.job, ["sessions"], holder="me"), 0, 0)
         return self.client.claim(self.job, "sessions", None, holder="me", ttl_ms=600_000, rank=rank)
 
