@@ -133,7 +133,7 @@ class Reported(msgspec.Struct, frozen=True):
     grant: Grant | None = None
     """The lease that the report has claimed. None: without a claim."""
     ends_retirement: bool = False
-    """True if a range of the report was retired until now, which must be recorded."""
+    """True if a range of the report was retired, and the end of its retirement is not saved yet."""
 
 
 @dataclass(frozen=True, slots=True)

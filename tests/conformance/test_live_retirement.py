@@ -66,6 +66,7 @@ def test_a_retired_range_is_not_waited_for_until_its_next_report(worker: Worker)
     assert not worker.agreement().without_retired
     assert census(worker) == Census(2, 2, 0, 0, 2, 0)
     assert not views(worker)[0].retired
+    saved(worker)
     assert not worker.report(token, {"a": 7}).ends_retirement
 
 
@@ -231,6 +232,46 @@ def test_the_end_of_a_retirement_is_saved_even_if_its_promise_is_the_same(worker
     assert saved(worker)["retired"].tolist() == [1, 0]
     worker.report(token, {"a": 5})
     assert saved(worker)["retired"].tolist() == [0, 0]
+
+
+def test_the_end_of_a_retirement_is_reported_until_it_is_saved(worker: Worker) -> None:
+    """The first report may be applied and not answered, so the next one is the one that is answered."""
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 9})
+    retire(worker, "a")
+    saved(worker)
+    worker.report(token, {"b": 10})
+    before = worker.run(worker.live.unsaved())
+    worker.report(token, {"a": 6})
+    assert worker.report(token, {"a": 6}).ends_retirement
+    assert worker.report(token, {"a": 7, "b": 11}).ends_retirement
+    assert worker.report(token, {"a": 7}, epoch=1).ends_retirement
+    assert not worker.report(token, {"b": 11}).ends_retirement
+    worker.run(worker.live.note_saved(before))
+    assert worker.report(token, {"a": 7}).ends_retirement
+    chunks = worker.run(worker.live.unsaved())
+    worker.report(token, {"a": 8})
+    worker.run(worker.live.note_saved(chunks))
+    assert not worker.report(token, {"a": 9}).ends_retirement, (
+        "what has changed since is another change"
+    )
+
+
+def test_the_end_of_a_retirement_is_reported_until_it_is_saved_in_another_layout(
+    worker: Worker,
+) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 9})
+    retire(worker, "b")
+    saved(worker)
+    worker.report(token, {"b": 9})
+    of_the_first = worker.run(worker.live.unsaved())
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("0abc")), layout_version=2)))
+    worker.run(worker.live.note_saved(of_the_first))
+    assert worker.report(token, {"b": 10}).ends_retirement
+    assert not worker.report(token, {"a": 10}).ends_retirement
+    worker.run(worker.live.note_saved(worker.run(worker.live.unsaved())))
+    assert not worker.report(token, {"b": 10}).ends_retirement
 
 
 def test_a_retired_shard_stays_so_in_another_layout(worker: Worker) -> None:

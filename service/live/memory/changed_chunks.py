@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from service.live.memory.minimum_tree import Int64s
+from service.live.memory.rows import Rows, as_list
 from service.model.checkpoints import CHUNK, chunk_numbers
 
 _FEW_CHUNKS = 4
@@ -34,11 +35,12 @@ class ChangedChunks:
     [(0, 3)]
     """
 
-    __slots__ = ("_stamp", "_stamps")
+    __slots__ = ("_ends", "_stamp", "_stamps")
 
     def __init__(self, stamp: int = 0) -> None:
         self._stamp = stamp
         self._stamps: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
 
     def note(self, index: int) -> None:
         """Note that what a checkpoint keeps of a range has changed."""
@@ -51,6 +53,19 @@ class ChangedChunks:
         for chunk in _chunks(at):
             self._stamps[chunk] = self._stamp
 
+    def note_end_of_retirement(self, index: int) -> None:
+        """Note that a range's retirement has ended, until the end is saved.
+
+        A report that was applied, but not answered, is sent again: without the note, the second one
+        would be answered before the end is durable.
+        """
+        self.note(index)
+        self._ends[index] = self._stamp
+
+    def has_unsaved_end(self, indices: Rows) -> bool:
+        """Return True if the end of a retirement of any of these ranges is not saved yet."""
+        return bool(self._ends) and not self._ends.keys().isdisjoint(as_list(indices))
+
     def unsaved(self) -> Sequence[tuple[int, int]]:
         """Return the unsaved chunks, each with the stamp of its last change."""
         return list(self._stamps.items())
@@ -59,12 +74,20 @@ class ChangedChunks:
         """Note that a chunk is saved as of that stamp; it may have changed since."""
         if self._stamps.get(number) == stamp:
             del self._stamps[number]
+        self._ends = {
+            index: ended
+            for index, ended in self._ends.items()
+            if index // CHUNK != number or ended > stamp
+        }
 
-    def after_layout_change(self, size: int) -> ChangedChunks:
-        """Return the chunks of the next layout, all unsaved.
+    def after_layout_change(self, size: int, old: Int64s, new: Int64s) -> ChangedChunks:
+        """Return the chunks of the next layout, all unsaved. Ranges at `old` are at `new` there.
 
         Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the stamp.
         """
         changed = ChangedChunks(self._stamp + 1)
         changed._stamps = dict.fromkeys(chunk_numbers(size), changed._stamp)
+        if self._ends:
+            stay = zip(old.tolist(), new.tolist(), strict=True)
+            changed._ends = {to: changed._stamp for at, to in stay if at in self._ends}
         return changed

@@ -326,18 +326,17 @@ class RangeTable:
         self.changed.note(index)
         return True
 
-    def end_retirements(self, indices: Rows) -> bool:
-        """End the retirement of those ranges that are retired; return whether any of them was.
+    def end_retirements(self, indices: Rows) -> None:
+        """End the retirement of those ranges that are retired.
 
         Each of them holds its stage again, from its own promise on.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
         for index in ended:
+            self.changed.note_end_of_retirement(index)
             self.retired.discard(index)
             self.promised -= self._promise_view[index] == MIN
             self._tree.put(index, self._promise_view[index])
-            self.changed.note(index)
-        return bool(ended)
 
     def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
@@ -397,8 +396,8 @@ class RangeTable:
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""
         table = RangeTable(layout, {"promises": inherit(self.layout, self._promise, layout)})
-        table.changed = self.changed.after_layout_change(len(layout))
         old, new = staying(self.layout, layout)
+        table.changed = self.changed.after_layout_change(len(layout), old, new)
         table.counts = self.counts
         if len(old):
             table.owner[new] = self.owner[old]

@@ -32,7 +32,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         table.notes.put_columns(rows, report.hold_columns)
     promises = column(report)
     # Also if it waits for its epoch: its worker lives.
-    ends_retirement = table.end_retirements(rows)
+    table.end_retirements(rows)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
         idle = table.staying_idle(rows, report.idle, report.facts)
@@ -54,7 +54,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         advances=may_advance and is_ahead(table.agreement, state.view.watermark),
         ranges=names,
         grant=granted,
-        ends_retirement=ends_retirement,
+        ends_retirement=table.changed.has_unsaved_end(rows),
     )
 
 

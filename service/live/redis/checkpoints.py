@@ -107,9 +107,16 @@ async def note_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
     for chunk in chunks:
         by_job.setdefault(chunk.job, []).append(chunk)
     for job, saved in by_job.items():
-        args = [[f"{c.stage}:{c.chunk}", str(c.stamp)] for c in saved]
         # If the layout or the incarnation has changed, the dirty chunks are others, too.
         with contextlib.suppress(StateLostError, LayoutChangedError, FrozenError):
             job_layout = await steps.layout(job)
             if job_layout.generation == saved[0].generation:
-                await steps.step(job_layout, "note_saved", (), [str(saved[0].incarnation), args])
+                known = [c for c in saved if c.stage in job_layout.pipeline.stages]
+                stages = list(dict.fromkeys(c.stage for c in known))
+                args = [
+                    [f"{c.stage}:{c.chunk}", str(c.stamp), stages.index(c.stage) + 1, c.chunk]
+                    for c in known
+                ]
+                await steps.step(
+                    job_layout, "note_saved", stages, [str(saved[0].incarnation), args]
+                )

@@ -264,6 +264,7 @@ class LayoutChange:
             if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
         }
         fields["source"] = int(is_source)
+        fields |= _renumbered_ends(old.fields.get(b"ending"), stays)
         fields |= counts_of(weights, idle, retired, leased, self._job.stages[name])
         entry = [
             flat(fields),
@@ -295,6 +296,12 @@ def _last_said(old: Dumped) -> Mapping[int, bytes]:
             if index not in notes:
                 notes[index] = msgspec.json.encode(RangeNote(holds_at(columns, row)))
     return notes
+
+
+def _renumbered_ends(ending: bytes | None, stays: Mapping[int, int]) -> dict[str, bytes]:
+    """Keep the ends of retirements that are not saved, of ranges that stay."""
+    ends = [[stays[i], stamp] for i, stamp in _reply.decode(ending or b"\x90") if i in stays]
+    return {"ending": pack(ends)} if ends else {}
 
 
 def _renumbered_facts(facts: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:

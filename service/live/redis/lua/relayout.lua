@@ -37,6 +37,16 @@ for _, entry in ipairs(leases) do
 end
 local stamp = note_change()
 for _, field in ipairs(dirty) do call('HSET', DIRTY, field, stamp) end
+for k = 1, #stages do
+  local key = stage(k).keys.state
+  local ending = call('HGET', key, 'ending')
+  if ending then
+    -- Chunks of the former layout, with lower stamps, may still be noted as saved.
+    ending = cmsgpack.unpack(ending)
+    for _, entry in ipairs(ending) do entry[2] = stamp end
+    call('HSET', key, 'ending', cmsgpack.pack(ending))
+  end
+end
 call('HSET', META, unpack(meta))
 call('PUBLISH', channel, cmsgpack.pack({}))
 return reply('ok')

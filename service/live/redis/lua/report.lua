@@ -246,9 +246,22 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
   call('HSET', st.keys.waiting, epoch, cmsgpack.pack(registered))
 end
 
+-- Whether the end of a retirement of any of these ranges is not saved yet.
+local function has_unsaved_end(st, spans, keeps)
+  if not st.ending then return false end
+  local ending = {}
+  for _, entry in ipairs(cmsgpack.unpack(st.ending)) do ending[entry[1]] = true end
+  for n, span in ipairs(spans) do
+    local keep, at, count = keeps[n], positions(span)
+    for k = 1, count do
+      if (not keep or keep[k]) and ending[BLOCK * span[1] + position(at, k) - 1] then return true end
+    end
+  end
+  return false
+end
+
 local function apply_report(st, report)
   load(st)
-  st.ends_retirement = false
   local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds, joined =
     unpack(report)
   local claim, releases, joins = unpack(report, 13)
@@ -340,7 +353,8 @@ local function apply_report(st, report)
   local may_advance = not epoch or claim ~= false
   local granting = claim and {text(lease.fence), claimed, denied}
   local left = releases and 0 or lease.ttl
-  return {'ok', accepted, behind, rejected, left, published.all, may_advance, granting, st.ends_retirement}
+  local ends_retirement = has_unsaved_end(st, spans, keeps)
+  return {'ok', accepted, behind, rejected, left, published.all, may_advance, granting, ends_retirement}
 end
 
 local refused = check_state()

@@ -24,6 +24,17 @@ local function is_retired(st, index)
   return entry and mark_of(entry) == RETIRED
 end
 
+-- Notes that a range's retirement has ended, in `ending`: {{index, stamp of the change}, …}, until the end is
+-- saved in the ledger. A report that was applied, but not answered, is sent again: without the note, the second
+-- one would be answered before the end is durable.
+local function note_end_of_retirement(st, index)
+  local ending = st.ending and cmsgpack.unpack(st.ending) or {}
+  ending[#ending + 1] = {index, note_change()}
+  st.ending = cmsgpack.pack(ending)
+  call('HSET', st.keys.state, 'ending', st.ending)
+  mark_dirty(st, index, index)
+end
+
 -- Reads what a report says of a range, in the order of `merge_facts`.
 local function read_reported(reported)
   local oldest, records, late, backlog, has_pending, keeps_back, at = struct.unpack(REPORTED_FACTS, reported)
@@ -54,8 +65,7 @@ local function apply_one(st, index, weight, reported, idle)
     -- A report ends the retirement: the range holds its stage again, from its own promise on.
     st.retired = st.retired - call('HDEL', st.keys.idle, index)
     if earlier == MIN then st.promised = st.promised - 1 end
-    st.ends_retirement = true
-    mark_dirty(st, index, index)
+    note_end_of_retirement(st, index)
   end
   local now, is_idle = join_report(earlier, reported, idle)
   if is_idle and now ~= MAX then

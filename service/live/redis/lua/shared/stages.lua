@@ -11,7 +11,7 @@ local function stage(number)
   }
 end
 
--- Those that `states.py` writes; `waiting` and `retired` come and go.
+-- Those that `states.py` writes; `waiting`, `retired` and `ending` come and go.
 local STATE_FIELDS = 11
 
 -- How many nodes the tree over so many ranges has.
@@ -41,13 +41,14 @@ end
 local function load(st)
   if st.n then return st end
   local s = call(
-    'HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final', 'retired'
+    'HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final', 'retired',
+    'ending'
   )
   st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
   st.idle_before, st.name, st.final_before = tonumber(s[5]), s[6], tonumber(s[8])
-  st.retired_before = tonumber(s[9] or 0)
+  st.retired_before, st.ending = tonumber(s[9] or 0), s[10]
   if not st.n then lost() end
-  local fields = STATE_FIELDS + (s[7] and 1 or 0) + (s[9] and 1 or 0)
+  local fields = STATE_FIELDS + (s[7] and 1 or 0) + (s[9] and 1 or 0) + (s[10] and 1 or 0)
   if call('HLEN', st.keys.state) ~= fields then lost() end
   if st.n > 0 then check_columns(st) end
   return st
