@@ -499,11 +499,27 @@ def test_what_is_installed_is_locked() -> None:
     assert names <= {canonicalize_name(name) for name in pinned}
 
 
+def test_the_base_is_an_argument_that_takes_a_digest() -> None:
+    """Both stages are on one base, so that the environment of one runs in the other."""
+    before = instructions()[: [word for word, _ in instructions()].index("FROM")]
+    assert before == [("ARG", "BASE=python:3.11-slim")]
+    bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert bases == ["${BASE}", "${BASE}"]
+    assert "--build-arg BASE=python:3.11-slim@sha256:" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_the_image_runs_on_a_file_system_that_it_cannot_write() -> None:
+    for replica in REPLICAS:
+        assert SERVICES[replica]["read_only"] is True
+        assert SERVICES[replica]["tmpfs"] == ["/tmp"]
+    assert "docker run --read-only --tmpfs /tmp" in (DEPLOY / "Dockerfile").read_text()
+
+
 def test_the_image_runs_as_nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = [word for word, _ in last_stage()]
     user = said("USER")
     assert user not in {"root", "0"}
-    assert re.search(rf"useradd .*--uid \d{{5}} .*\b{user}$", said("RUN"))
+    assert re.search(rf"useradd .*--uid 10001 .*\b{user}$", said("RUN"))
     # Nothing is done as root after that.
     assert "RUN" not in stage[stage.index("USER") :]
     assert json.loads(said("CMD")) == ["tidegauge", "serve"]

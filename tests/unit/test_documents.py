@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+import service
 import spark_agent
 from service.aggregator.conditions import Condition
 from service.frontier.graph import Status
@@ -262,5 +263,8 @@ def test_the_version_is_the_changelog_s_and_the_manifests() -> None:
     [version] = re.findall(r'^version = "(.+)"$', text_of("pyproject.toml"), re.MULTILINE)
     newest = re.findall(r"^## ([\d.]+)", text_of("CHANGELOG.md"), re.MULTILINE)[0]
     [deployed] = re.findall(r"newTag: (.+)", text_of("deploy/kubernetes/base/kustomization.yaml"))
-    assert {version, newest, deployed} == {version}
+    chart = text_of("deploy/helm/tidegauge/Chart.yaml")
+    charted = re.findall(r"^(?:version|appVersion): (.+)$", chart, re.MULTILINE)
+    assert len(charted) == 2
+    assert {version, newest, deployed, *charted, service.__version__} == {version}
     assert f"Release {version}." in text_of("README.md")

@@ -28,7 +28,8 @@ TEXT: Final = {
     "",
 }
 
-SECRET: Final = r"(?:\w*(?:KEY|PASSWORD|PASSWD|SECRET|TOKEN)|REDISCLI_AUTH)"
+# TLS_KEY is a path.
+SECRET: Final = r"(?:(?!\w*TLS_KEY\b)\w*(?:KEY|PASSWORD|PASSWD|SECRET|TOKEN)|REDISCLI_AUTH)"
 FORMS: Final = {
     "variable": rf"(?<![\w$-]){SECRET}=[^\s=]",
     "variable of YAML": rf"^[\s#-]*{SECRET}:[ \t]+\S",
