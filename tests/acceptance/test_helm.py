@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,10 @@ from service.server.app import create_app
 from service.settings import Settings
 from service.telemetry.tracing import EXPORTER_VARIABLE
 from tests.acceptance.test_deploy import image_environment, instructions, said
-from tests.acceptance.test_kubernetes import KUBERNETES, OF_THE_OPERATOR, read_all
+from tests.acceptance.test_kubernetes import FILES, KUBERNETES, OF_THE_OPERATOR, read_all
 from tests.support.helm import CHART, Helm, RejectedError, Rendered, install_helm
 from tests.support.required import program
+from tests.support.server import ROOT
 
 EXAMPLES: Final = sorted(path.name.removesuffix("-values.yaml") for path in CHART.glob("ci/*"))
 SCHEMA: Final[dict[str, Any]] = json.loads((CHART / "values.schema.json").read_text())
@@ -331,17 +332,31 @@ def comparable(resource: Mapping[str, Any]) -> dict[str, Any]:
     return spec
 
 
-@pytest.mark.slow
-def test_the_chart_and_kustomize_make_the_same(helm: Helm) -> None:
+def of_files() -> dict[str, dict[str, Any]]:
+    """The resources of the base as they are written, with the images' tag that kustomize gives them."""
+    [kustomization] = read_all((KUBERNETES / "base/kustomization.yaml").read_text())
+    [image] = kustomization["images"]
+    found = {one["kind"]: one for each in FILES.values() for one in each}
+    found = json.loads(json.dumps(found))
+    for kind in ("Deployment", "Job"):
+        container(found[kind])["image"] = f"{image['name']}:{image['newTag']}"
+    return found
+
+
+def of_kubectl() -> dict[str, dict[str, Any]]:
+    """The resources of the base as kustomize makes them."""
     kubectl = program("kubectl", install="https://kubernetes.io/docs/tasks/tools/", required=False)
-    done = subprocess.run(
-        [kubectl, "kustomize", KUBERNETES / "base"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    theirs = {one["kind"]: one for one in read_all(done.stdout)}
+    command = [kubectl, "kustomize", KUBERNETES / "base"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {one["kind"]: one for one in read_all(done.stdout)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made_by", [of_files, of_kubectl])
+def test_the_chart_and_kustomize_make_the_same(
+    helm: Helm, made_by: Callable[[], dict[str, dict[str, Any]]]
+) -> None:
+    theirs = made_by()
     ours = helm.render({"redis": {"mode": "sentinel"}, "otlp": {"endpoint": "http://otel:4318"}})
     plain = helm.render({})
     for kind, suffix in (("Deployment", ""), ("Job", "-migrate")):
@@ -359,9 +374,14 @@ def test_the_chart_and_kustomize_make_the_same(helm: Helm) -> None:
     assert ports(policy) == ports(theirs["NetworkPolicy"])
 
 
-def test_the_readme_names_every_entry_of_the_secret() -> None:
-    text = (CHART / "README.md").read_text()
-    for key in read("values.yaml")["secret"]["keys"].values():
+@pytest.mark.parametrize("page", ["deploy/helm/tidegauge/README.md", "docs/service/deployment.md"])
+def test_the_page_names_every_entry_of_the_secret_and_values_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    defaults = read("values.yaml")
+    for key in defaults["secret"]["keys"].values():
         assert f"--from-file={key}" in text
-    for folder in re.findall(r"`(ci)` has", text):
-        assert (CHART / folder).is_dir()
+    for path in re.findall(r"`((?:redis|tls|otlp|serviceMonitor|networkPolicy)\.[\w.]+)`", text):
+        found: Any = defaults
+        for name in path.split("."):
+            assert name in found, path
+            found = found[name]

@@ -62,6 +62,8 @@ NOT_EXECUTED: Final = {
     "make bench    #": "takes minutes, and measures",
     "python -m benchmarks --only scale    #": "takes minutes, and measures",
     "--workers 2": "needs Redis and Postgres at these addresses; tests/integration/test_replicas.py",
+    "docker build -f": "needs Docker and a registry; tests/acceptance/test_deploy.py reads the file",
+    "kubectl create namespace": "needs a cluster; tests/acceptance/test_helm.py checks the entries",
     "docker compose up": "needs Docker; tests/acceptance/test_deploy.py runs the programs without it",
     "OTEL_TRACES_EXPORTER=otlp": "variables of a process: tests/integration/test_tracing.py sets them",
 }
