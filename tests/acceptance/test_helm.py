@@ -253,6 +253,49 @@ def test_egress_is_that_of_the_mode(rendered: Mapping[str, Rendered]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("endpoint", "more"),
+    [
+        ("http://collector:4318", set[int]()),
+        ("https://traces.example.com/tidegauge", {443}),
+        ("http://collector", {80}),
+        ("http://[fd00::7]:9999/v1", {9999}),
+    ],
+)
+def test_egress_has_the_port_of_the_endpoint(helm: Helm, endpoint: str, more: set[int]) -> None:
+    policy = helm.render({"otlp": {"endpoint": endpoint}}).of_kind("NetworkPolicy")
+    assert ports(policy) == {53, 5432, 6379, 4317, 4318} | more
+    listed = [each["port"] for each in policy["spec"]["egress"][-1]["ports"]]
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.slow
+def test_the_ingress_leads_to_the_service(rendered: Mapping[str, Rendered]) -> None:
+    made, values = rendered["sentinel"], example("sentinel")["ingress"]
+    ingress = made.of_kind("Ingress")
+    spec = ingress["spec"]
+    assert ingress["metadata"]["annotations"] == values["annotations"]
+    assert spec["ingressClassName"] == values["className"]
+    assert spec["tls"] == [{"secretName": values["tlsSecretName"], "hosts": values["hosts"]}]
+    assert [rule["host"] for rule in spec["rules"]] == values["hosts"]
+    service = made.of_kind("Service")
+    for rule in spec["rules"]:
+        [path] = rule["http"]["paths"]
+        backend = path["backend"]["service"]
+        assert backend["name"] == service["metadata"]["name"]
+        assert backend["port"]["name"] in {each["name"] for each in service["spec"]["ports"]}
+    assert f"https://{values['hosts'][0]}" in made.notes
+
+
+@pytest.mark.slow
+def test_probes_speak_tls_if_the_service_does(rendered: Mapping[str, Rendered]) -> None:
+    for name, scheme in (("single", "HTTP"), ("cluster", "HTTPS")):
+        made = container(rendered[name].of_kind("Deployment"))
+        probes = [made[each]["httpGet"] for each in made if each.endswith("Probe")]
+        assert [probe["scheme"] for probe in probes] == [scheme] * 3
+
+
+@pytest.mark.slow
 def test_the_migration_runs_before_the_release(rendered: Mapping[str, Rendered]) -> None:
     made = rendered["single"]
     job = made.of_kind("Job", "-migrate")

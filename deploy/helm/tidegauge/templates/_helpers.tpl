@@ -103,13 +103,26 @@ affinity: {{ toYaml . | nindent 2 }}
 httpGet: {path: {{ .path }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (not (empty .root.Values.tls.secretName)) }}}
 {{- end -}}
 
+{{- /* The port of the endpoint of traces, which the URL need not have. */ -}}
+{{- define "tidegauge.otlpPort" -}}
+{{- $url := urlParse .Values.otlp.endpoint -}}
+{{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- end -}}
+
 {{- /* The rules of the policy's egress to these names of `networkPolicy.egress`. */ -}}
 {{- define "tidegauge.egress" -}}
 {{- range $name := .names }}
 {{- $peer := index $.root.Values.networkPolicy.egress $name }}
 # {{ $name }}
 - ports:
+    {{- $ports := list }}
     {{- range $peer.ports }}
+    {{- $ports = append $ports (int .) }}
+    {{- end }}
+    {{- if eq $name "otlp" }}
+    {{- $ports = append $ports (include "tidegauge.otlpPort" $.root | int) }}
+    {{- end }}
+    {{- range uniq $ports }}
     - {port: {{ . }}}
     {{- if eq $name "dns" }}
     - {port: {{ . }}, protocol: UDP}
