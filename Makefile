@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test matrix lint format docs bench chaos interleavings fuzz release lock clean
+.PHONY: setup secrets demo test matrix lint format docs bench chaos interleavings fuzz release lock clean
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,10 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	fi
 	@touch $@
 	@echo "set up in $(VENV)"
+
+# The keys and passwords of docker-compose.yml, into `deploy/secrets`. Files that exist are kept.
+secrets:
+	@"$(PYTHON)" deploy/write_secrets.py
 
 demo: setup
 	@$(BIN)/tidegauge demo $(ARGS)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -15,16 +16,19 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
+import psycopg
 import pytest
 import redis
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import SecretStr
+from redis.exceptions import NoPermissionError
 from ruamel.yaml import YAML
 
+from deploy.write_secrets import FOLDER, RANDOM, REDIS_RIGHTS, write
 from service.clock import SystemClock
 from service.errors import UnavailableError
 from service.model.keys import Role
@@ -38,6 +42,7 @@ from service.settings import Settings
 from tests.support.api import ok, problem
 from tests.support.binaries import end, free_port, launch, redis_server, wait_until
 from tests.support.postgres_server import PostgresServer
+from tests.support.redis_rights import documented_rights
 from tests.support.redis_server import RedisServer
 from tests.support.server import Service
 
@@ -51,21 +56,40 @@ haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy
 
 
 def read_yaml(path: Path, environment: Mapping[str, str] | None = None) -> Any:
-    """Read a file as `docker compose` does: `${NAME:-default}` is filled in, and so is `${NAME:?why}`,
-    which must be given.
-    """
+    """Read a file as `docker compose` does: `${NAME:-default}` is filled in."""
     environment = environment or {}
 
     def fill(found: re.Match[str]) -> str:
-        name, how, rest = found.groups()
-        return environment[name] if how == "?" else environment.get(name, rest)
+        name, default = found.groups()
+        return environment.get(name, default)
 
-    return YAML(typ="safe").load(re.sub(r"\$\{(\w+):([-?])([^}]*)\}", fill, path.read_text()))
+    return YAML(typ="safe").load(re.sub(r"\$\{(\w+):-([^}]*)\}", fill, path.read_text()))
 
 
-SECRETS = {"ADMIN_KEY": "a" * 64, "SCRAPE_KEY": "b" * 64}
-COMPOSE = read_yaml(ROOT / "docker-compose.yml", SECRETS)
+COMPOSE = read_yaml(ROOT / "docker-compose.yml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
+MOUNTED = Path("/run/secrets")
+"""Folder in which a container of Compose has its secrets."""
+
+
+@pytest.fixture
+def secrets_folder(tmp_path: Path) -> Path:
+    """The files that `make secrets` writes."""
+    folder = tmp_path / "secrets"
+    write(folder)
+    return folder
+
+
+def mounted(service: str, folder: Path) -> dict[str, str]:
+    """Return a container's environment, with the paths of its secrets in this folder."""
+    found: dict[str, str] = {}
+    for name, value in SERVICES[service]["environment"].items():
+        path = Path(str(value))
+        if name.endswith("_FILE"):
+            assert path.parent == MOUNTED
+            assert path.name in SERVICES[service]["secrets"]
+        found[name] = str(folder / path.name) if path.parent == MOUNTED else str(value)
+    return found
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -101,9 +125,14 @@ def settings_of(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
     for name, value in ours.items():
-        found = getattr(settings, name.removeprefix("TIDEGAUGE_").lower())
+        if name in {"TIDEGAUGE_LEDGER_URL", "TIDEGAUGE_LIVE_URL"} and f"{name}_FILE" in ours:
+            continue
+        # Settings have the URL of a file in place of its path.
+        is_read = name in {"TIDEGAUGE_LEDGER_URL_FILE", "TIDEGAUGE_LIVE_URL_FILE"}
+        field = name.removesuffix("_FILE") if is_read else name
+        found = getattr(settings, field.removeprefix("TIDEGAUGE_").lower())
         shown = found.get_secret_value() if isinstance(found, SecretStr) else str(found)
-        assert shown == value
+        assert shown == (Path(value).read_text() if is_read else value)
     return settings
 
 
@@ -154,47 +183,121 @@ def test_compose_is_valid() -> None:
 
 
 @pytest.mark.parametrize("replica", REPLICAS)
-def test_the_settings_of_a_replica(replica: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = image_environment() | SERVICES[replica]["environment"]
+def test_the_settings_of_a_replica(
+    replica: str, secrets_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = image_environment() | mounted(replica, secrets_folder)
     settings = settings_of(environment, monkeypatch)
     open_live_store(settings.live_url, SystemClock())
     open_ledger(settings.ledger_url)
 
     live, ledger = urlsplit(settings.live_url), urlsplit(settings.ledger_url)
-    options = redis_options()
     assert (live.hostname, live.port) == ("redis", port_of("redis"))
-    assert live.password == options["requirepass"]
-    assert live.password == SERVICES["redis"]["environment"]["REDISCLI_AUTH"]
-    postgres = SERVICES["postgres"]["environment"]
+    assert live.password == (secrets_folder / "redis-password").read_text()
+    postgres = mounted("postgres", secrets_folder)
     assert (ledger.hostname, ledger.port) == ("postgres", port_of("postgres"))
     assert ledger.username == postgres["POSTGRES_USER"]
-    assert ledger.password == postgres["POSTGRES_PASSWORD"]
+    assert ledger.password == Path(postgres["POSTGRES_PASSWORD_FILE"]).read_text()
     assert ledger.path == f"/{postgres['POSTGRES_DB']}"
     assert settings.host == "0.0.0.0"
     # It is reached from elsewhere, so it must have keys, and those must be good ones.
     check_not_exposed(settings, protected=bool(operator_keys(settings)))
     assert [key.role for key in operator_keys(settings)] == [Role.ADMIN, Role.SCRAPE]
     assert not settings.insecure
-    assert SERVICES[replica]["environment"]["TIDEGAUGE_ADMIN_KEY"] == SECRETS["ADMIN_KEY"]
 
 
-@pytest.mark.parametrize("missing", sorted(SECRETS))
-def test_no_key_has_a_default(missing: str) -> None:
-    with pytest.raises(KeyError, match=missing):
-        read_yaml(ROOT / "docker-compose.yml", {k: v for k, v in SECRETS.items() if k != missing})
+def test_each_secret_is_a_file_that_one_command_writes(secrets_folder: Path) -> None:
+    """Compose does not start without the files, so no key has a default."""
+    for name, source in COMPOSE["secrets"].items():
+        assert source == {"file": f"./{FOLDER.relative_to(ROOT)}/{name}"}
+        assert (secrets_folder / name).is_file()
+    used = {name for service in SERVICES.values() for name in service.get("secrets", ())}
+    assert used == set(COMPOSE["secrets"])
 
 
-def test_every_password_comes_from_the_environment() -> None:
-    """None is left in the file once the variables are set."""
-    secrets = SECRETS | {"REDIS_PASSWORD": "hush1", "POSTGRES_PASSWORD": "hush2"}
-    filled = read_yaml(ROOT / "docker-compose.yml", secrets)["services"]
-    for replica in REPLICAS:
-        environment = filled[replica]["environment"]
-        assert urlsplit(environment["TIDEGAUGE_LIVE_URL"]).password == "hush1"
-        assert urlsplit(environment["TIDEGAUGE_LEDGER_URL"]).password == "hush2"
-    assert filled["redis"]["command"][-1] == "hush1"
-    assert filled["redis"]["environment"]["REDISCLI_AUTH"] == "hush1"
-    assert filled["postgres"]["environment"]["POSTGRES_PASSWORD"] == "hush2"
+def test_secrets_are_random_and_closed_to_other_users(secrets_folder: Path, tmp_path: Path) -> None:
+    assert stat.S_IMODE(secrets_folder.stat().st_mode) == 0o700
+    write(tmp_path / "other")
+    for name in RANDOM:
+        text = (secrets_folder / name).read_text()
+        assert re.fullmatch(r"[0-9a-f]{64}", text)
+        assert text != (tmp_path / "other" / name).read_text()
+    # Containers run as users of their own, and have the files with the modes of this machine.
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets_folder.iterdir()} == {0o644}
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"/{FOLDER.relative_to(ROOT)}/" in ignored
+
+
+def test_secrets_that_exist_are_kept(tmp_path: Path) -> None:
+    """Also a password of an older volume, which the URL takes."""
+    (tmp_path / "postgres-password").write_text("p@ss/word\n")
+    done = subprocess.run(
+        [sys.executable, DEPLOY / "write_secrets.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "6 files written, the others kept" in done.stdout
+    url = urlsplit((tmp_path / "ledger-url").read_text())
+    assert unquote(url.password or "") == "p@ss/word"
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert write(tmp_path) == []
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+    assert not [name for name in before if before[name].strip() in done.stdout]
+
+
+@pytest.fixture
+def guarded_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
+    """A Postgres whose user `tidegauge` must have a password, as in the image."""
+    with PostgresServer(tmp_path / "postgres") as server:
+        [[path]] = server.execute("SHOW hba_file")
+        rules = Path(path)
+        rules.write_text(f"host all tidegauge all scram-sha-256\n{rules.read_text()}")
+        server.execute("SELECT pg_reload_conf()")
+        yield server
+
+
+def test_a_replica_runs_on_the_secrets(
+    tmp_path: Path, secrets_folder: Path, guarded_postgres: PostgresServer
+) -> None:
+    """The real service, Redis and Postgres with the files, but for the stores' addresses."""
+    postgres = mounted("postgres", secrets_folder)
+    user, name = postgres["POSTGRES_USER"], postgres["POSTGRES_DB"]
+    password = Path(postgres["POSTGRES_PASSWORD_FILE"]).read_text()
+    guarded_postgres.execute(f"CREATE USER {user} PASSWORD '{password}'")
+    guarded_postgres.execute(f"CREATE DATABASE {name} OWNER {user}")
+    with running_redis(tmp_path, secrets_folder) as port:
+        for file, address, here in (
+            ("ledger-url", "postgres:5432", f"127.0.0.1:{guarded_postgres.port}"),
+            ("live-url", "redis:6379", f"127.0.0.1:{port}"),
+        ):
+            path = secrets_folder / file
+            path.write_text(path.read_text().replace(f"@{address}/", f"@{here}/"))
+        ledger = urlsplit((secrets_folder / "ledger-url").read_text())
+        wrong = f"host={ledger.hostname} port={ledger.port} dbname={name} user={user} password=x"
+
+        def guarded() -> bool:
+            try:
+                psycopg.connect(wrong).close()
+            except psycopg.OperationalError as error:
+                return "password authentication failed" in str(error)
+            return False
+
+        wait_until(guarded, "Postgres checks passwords")
+        environment = mounted(REPLICAS[0], secrets_folder)
+        environment.pop("FORWARDED_ALLOW_IPS")
+        with Service(tmp_path, environment=environment) as service:
+            assert httpx.get(f"{service.url}/v1/jobs").status_code == 401
+            for file, path in (("admin-key", "/v1/jobs"), ("scrape-key", "/metrics")):
+                key = (secrets_folder / file).read_text()
+                headers = {"Authorization": f"Bearer {key}"}
+                assert httpx.get(service.url + path, headers=headers).status_code == 200
+            shown = Path(f"/proc/{service.pid}")
+            for hidden in (*RANDOM, "ledger-url", "live-url"):
+                secret = (secrets_folder / hidden).read_bytes()
+                assert secret not in (shown / "environ").read_bytes()
+                assert secret not in (shown / "cmdline").read_bytes()
 
 
 def test_two_replicas_that_are_equal() -> None:
@@ -274,15 +377,21 @@ def redis_options() -> dict[str, str]:
     }
 
 
-def test_redis_takes_its_options(tmp_path: Path) -> None:
-    options, port = redis_options(), free_port()
-    _, *words = SERVICES["redis"]["command"]
-    where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path)]
-    process = launch([redis_server(), *words, *where], tmp_path / "redis.log", cwd=tmp_path)
-    client = redis.Redis(port=port, password=options["requirepass"], decode_responses=True)
+@contextmanager
+def running_redis(folder: Path, secrets_folder: Path) -> Generator[int]:
+    """Run the real Redis with the options of the compose file; its port."""
+    port = free_port()
+    _, *words = (
+        str(secrets_folder / Path(word).name) if Path(word).parent == MOUNTED else word
+        for word in SERVICES["redis"]["command"]
+    )
+    where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    process = launch([redis_server(), *words, *where], folder / "redis.log", cwd=folder)
+    # As the health check: a ping without a password.
+    client = redis.Redis(port=port)
 
     def answers() -> bool:
-        assert process.poll() is None, (tmp_path / "redis.log").read_text()
+        assert process.poll() is None, (folder / "redis.log").read_text()
         try:
             return bool(client.ping())
         except redis.ConnectionError:
@@ -290,16 +399,49 @@ def test_redis_takes_its_options(tmp_path: Path) -> None:
 
     try:
         wait_until(answers, "Redis ready")
-        there = client.config_get("*")
-        given = {**options, "maxmemory": str(1 << 30)}
-        assert options["maxmemory"] == "1gb"
-        assert {name: there[name] for name in given} == given
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=port).ping()
+        yield port
     finally:
         client.close()
         end(process, signal.SIGTERM)
+
+
+def test_redis_takes_its_options(tmp_path: Path, secrets_folder: Path) -> None:
+    options = redis_options()
+    # An administrator to read the settings with, whom the file does not have.
+    users = secrets_folder / "redis-users"
+    users.write_text(f"{users.read_text()}\nuser operator on nopass ~* &* +@all")
+    with running_redis(tmp_path, secrets_folder) as port:
+        client = redis.Redis(port=port, username="operator", password="-", decode_responses=True)
+        there = client.config_get("*")
+        client.close()
+        given = {**options, "maxmemory": str(1 << 30), "aclfile": str(users)}
+        assert options["maxmemory"] == "1gb"
+        assert Path(options["aclfile"]).parent == MOUNTED
+        assert {name: there[name] for name in given} == given
     assert (options["appendonly"], options["maxmemory-policy"]) == ("yes", "noeviction")
+
+
+def test_redis_has_the_service_and_the_health_check_as_users(
+    tmp_path: Path, secrets_folder: Path
+) -> None:
+    password = (secrets_folder / "redis-password").read_text()
+    with running_redis(tmp_path, secrets_folder) as port:
+        stranger = redis.Redis(port=port)
+        assert stranger.ping()
+        for command in ("GET tidegauge:x", "INFO", "CONFIG GET *", "FLUSHALL"):
+            with pytest.raises(NoPermissionError):
+                stranger.execute_command(*command.split())
+        stranger.close()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port, username="tidegauge", password="wrong").ping()
+        service = redis.Redis(port=port, username="tidegauge", password=password)
+        service.set("tidegauge:x", "1")
+        with pytest.raises(NoPermissionError):
+            service.execute_command("FLUSHALL")
+        service.close()
+    assert REDIS_RIGHTS.split() == [*documented_rights()]
+    check = SERVICES["redis"]["healthcheck"]["test"]
+    assert check == ["CMD-SHELL", "redis-cli ping | grep -q PONG"]
 
 
 # ---- the image
@@ -357,11 +499,27 @@ def test_what_is_installed_is_locked() -> None:
     assert names <= {canonicalize_name(name) for name in pinned}
 
 
+def test_the_base_is_an_argument_that_takes_a_digest() -> None:
+    """Both stages are on one base, so that the environment of one runs in the other."""
+    before = instructions()[: [word for word, _ in instructions()].index("FROM")]
+    assert before == [("ARG", "BASE=python:3.11-slim")]
+    bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert bases == ["${BASE}", "${BASE}"]
+    assert "--build-arg BASE=python:3.11-slim@sha256:" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_the_image_runs_on_a_file_system_that_it_cannot_write() -> None:
+    for replica in REPLICAS:
+        assert SERVICES[replica]["read_only"] is True
+        assert SERVICES[replica]["tmpfs"] == ["/tmp"]
+    assert "docker run --read-only --tmpfs /tmp" in (DEPLOY / "Dockerfile").read_text()
+
+
 def test_the_image_runs_as_nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = [word for word, _ in last_stage()]
     user = said("USER")
     assert user not in {"root", "0"}
-    assert re.search(rf"useradd .*--uid \d{{5}} .*\b{user}$", said("RUN"))
+    assert re.search(rf"useradd .*--uid 10001 .*\b{user}$", said("RUN"))
     # Nothing is done as root after that.
     assert "RUN" not in stage[stage.index("USER") :]
     assert json.loads(said("CMD")) == ["tidegauge", "serve"]
@@ -397,9 +555,8 @@ def test_prometheus_asks_every_replica() -> None:
     assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
     # The label job of the metrics of a stage is tidegauge's own, and the alerts go by it.
     assert job["honor_labels"] is True
-    assert COMPOSE["secrets"][secret] == {"environment": "SCRAPE_KEY"}
     environment = SERVICES[REPLICAS[0]]["environment"]
-    assert environment["TIDEGAUGE_SCRAPE_KEY"] == SECRETS["SCRAPE_KEY"]
+    assert environment["TIDEGAUGE_SCRAPE_KEY_FILE"] == f"/run/secrets/{secret}"
     [static] = job["static_configs"]
     assert static["targets"] == [f"{name}:{port_of(name)}" for name in REPLICAS]
 

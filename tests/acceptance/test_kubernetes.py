@@ -132,7 +132,7 @@ def test_the_service_takes_its_settings(kind: str, monkeypatch: pytest.MonkeyPat
             assert Path(value).parent == Path(mount["mountPath"]), name
     # The comment that says how to make the secret names each of them.
     for key in keys:
-        assert f"--from-literal={key}=" in (BASE / "kustomization.yaml").read_text()
+        assert f"--from-file={key}" in (BASE / "kustomization.yaml").read_text().split()
     # Kubernetes would set it to a URL.
     assert pod(kind)["enableServiceLinks"] is False
     for name, value in {**image_environment(), **given}.items():
@@ -141,6 +141,17 @@ def test_the_service_takes_its_settings(kind: str, monkeypatch: pytest.MonkeyPat
     settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
     assert create_app(settings).title == "tidegauge"
     assert settings.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_the_secrets_are_files_for_the_service_alone(kind: str) -> None:
+    [volume] = [each for each in pod(kind)["volumes"] if each["name"] == "secrets"]
+    assert volume["secret"]["defaultMode"] == 0o400
+    # By which Kubernetes lets this group, and so the service, read them.
+    security = pod(kind)["securityContext"]
+    assert security["fsGroup"] == security["runAsUser"]
+    assert "envFrom" not in container(kind)
+    assert not [each for each in container(kind)["env"] if "valueFrom" in each]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])

@@ -683,7 +683,7 @@ def test_the_table_of_roles_is_the_code_s() -> None:
 
 def test_the_commands_for_keys(tmp_path: Path) -> None:
     """As they stand there, but for the address and the port."""
-    script = block("sh", "keys create drivers").replace("tidegauge ", "python -m service ")
+    script = block("sh", "tidegauge keys revoke").replace("tidegauge ", "python -m service ")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     script = script.replace("--host 0.0.0.0", f"--host 0.0.0.0 --port {port}")
@@ -708,5 +708,6 @@ def test_the_commands_for_keys(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "drivers.key").read_text().startswith("tg_")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*.key")} == {0o600}
     assert "key drivers is revoked" in done.stdout
     assert "revoke-key" in done.stdout

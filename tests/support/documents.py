@@ -36,7 +36,7 @@ EXECUTED: Final = {
     'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",
     'job="lifts"': "tests/spark/test_kafka.py",
-    "keys create drivers": "tests/acceptance/test_readme.py",
+    "tidegauge keys revoke": "tests/acceptance/test_readme.py",
     "tidegauge serve --port 8000": "tests/acceptance/test_readme.py",
     "tidegauge explain scores": "tests/acceptance/test_readme.py",
     "tidegauge explain JOB STAGE": "tests/acceptance/test_readme.py",
@@ -62,6 +62,9 @@ NOT_EXECUTED: Final = {
     "make bench    #": "takes minutes, and measures",
     "python -m benchmarks --only scale    #": "takes minutes, and measures",
     "--workers 2": "needs Redis and Postgres at these addresses; tests/integration/test_replicas.py",
+    "docker build -f": "needs Docker and a registry; tests/acceptance/test_deploy.py reads the file",
+    "kubectl create namespace": "needs a cluster; tests/acceptance/test_helm.py checks the entries",
+    "docker compose up": "needs Docker; tests/acceptance/test_deploy.py runs the programs without it",
     "OTEL_TRACES_EXPORTER=otlp": "variables of a process: tests/integration/test_tracing.py sets them",
 }
 """Code that one block contains which no test runs, and the reason."""

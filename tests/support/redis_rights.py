@@ -16,7 +16,7 @@ def documented_rights() -> Sequence[str]:
     """The rules of the user in the page, without its name and password."""
     text = PAGE.read_text()
     [found] = re.findall(
-        r"^ *ACL SETUSER tidegauge on >PASSWORD (.*(?:\n +[+~&].*)*)", text, re.MULTILINE
+        r"^ *ACL SETUSER tidegauge on #SHA256 (.*(?:\n +[+~&].*)*)", text, re.MULTILINE
     )
     return found.split()
 
