@@ -122,6 +122,32 @@ def test_times_are_local_or_utc(flights: Flights, open_page: Opened):
         expect(page.locator('a[data-stage="newark"]')).to_contain_text(local)
 
 
+def test_times_in_texts_of_the_service_follow_the_zone(service: Service, open_page: Opened):
+    with Feed(service.url, "texts") as feed:
+        feed.define({"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": 1}})
+        feed.claim("s", holder="reader").promise(START + DAY)
+        feed.claim("k", holder="worker").observe(hold=START)
+        with open_page("/#/jobs/texts") as page:
+            because = page.locator(".because")
+            expect(because).to_contain_text("at 2013-01-01 05:00:00Z")
+            page.get_by_role("link", name="Times are in UTC").click()
+            expect(because).to_contain_text("at 2013-01-01 00:00:00,")
+            # A moment without its day, as in a problem: the day is added where it is another.
+            moments = page.evaluate(
+                """async () => {
+                  const { moments } = await import("/site/lib/time.js");
+                  const noon = Date.UTC(2026, 0, 2, 12);
+                  const at = (zone) => moments("no worker since 03:30 (gone)", zone, noon);
+                  return [at("utc"), at("local"), moments("ended at 2026-01-02 16:38", "local", 0)];
+                }"""
+            )
+            assert moments == [
+                "no worker since 03:30Z (gone)",
+                "no worker since 2026-01-01 22:30 (gone)",
+                "ended at 2026-01-02 11:38",
+            ]
+
+
 def test_zoom(flights: Flights, open_page: Opened):
     with open_page(STAGE) as page:
         chart = page.locator(".u-over")
