@@ -73,7 +73,7 @@ export function lag(ms, nowMs) {
 
 /** Moments in the texts of the API, which are in UTC: whole, or without their seconds, or without their day. */
 const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
-const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?![:\dZ])/g;
+const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?!:?\d|Z)/g;
 
 /**
  * A text of the API with its moments in the zone of the page.

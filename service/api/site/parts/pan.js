@@ -43,7 +43,7 @@ export function Pan({ drawn, cause, route, children }) {
     watch.observe(element.parentElement);
     element.addEventListener("scroll", again, { passive: true });
     const ends = [() => watch.disconnect(), () => element.removeEventListener("scroll", again), again.cancel,
-      dragged(element, () => (moved.current = true)), pointedOut(element, latest)];
+      dragged(element), pointedOut(element, latest)];
     return () => ends.forEach((end) => end());
   }, []);
   const to = (step) => () => go(changed(route, { zoom: stepped(box.current, size.width, step) }), { replace: true });
@@ -61,6 +61,7 @@ export function Pan({ drawn, cause, route, children }) {
     ${seen < total && html`<p class="in-view" aria-live="off"><strong>${seen.toLocaleString("en")} of ${counted(total, "stage")} in view.</strong>
       ${" "}Scroll or drag for the others${cause ? html`; <i>Fit</i> returns to ${cause}` : ""}.</p>`}
     <div class="pan"><div class="canvas" ref=${box} tabindex="0" role="group" aria-label="The graph: sources left, sinks right"
+      onPointerDown=${() => (moved.current = true)}
       onKeyDown=${() => (moved.current = true)} onWheel=${() => (moved.current = true)} onTouchMove=${() => (moved.current = true)}>
       <svg viewBox=${`${-MARGIN} ${-MARGIN} ${size.width} ${size.height}`}>${children}</svg></div></div>`;
 }
@@ -110,7 +111,7 @@ function stepped(box, width, step) {
 }
 
 /** Dragging with the mouse pans; fingers do so by themselves. The click that ends it opens nothing. */
-function dragged(box, begun) {
+function dragged(box) {
   const ending = new AbortController();
   const { signal } = ending;
   let from = null;
@@ -124,7 +125,6 @@ function dragged(box, begun) {
     if (!from) return;
     far ||= Math.hypot(event.clientX - from.startX, event.clientY - from.startY) > DRAGGED;
     if (!far) return;
-    begun();
     box.scrollLeft = from.x - event.clientX;
     box.scrollTop = from.y - event.clientY;
   }, { signal });
