@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import expect
 
 from tests.support.server import Service
@@ -29,7 +31,8 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         submit.click()
         expect(dialog).to_be_hidden()
         page.get_by_role("link", name="Retired").click()
-        expect(page.get_by_role("rowheader", name="t-1")).to_be_visible()
+        listed = page.locator(".ranges").get_by_role("rowheader", name="t-1")
+        expect(listed).to_be_visible()
         expect(page.locator("td.condition.retired")).to_be_visible()
         expect(page.get_by_role("button", name="Retire t-1")).to_have_count(0)
         expect(page.locator(".facts")).to_contain_text("1 retired")
@@ -37,7 +40,7 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         expect(page.locator("ul.retired")).to_contain_text("the site is closed")
         page.goto("/#/jobs/retiring")
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text(
-            "2 of 2 reported, 1 retired"
+            re.compile("2 of 2 ranges reported.*retired 1")
         )
 
 

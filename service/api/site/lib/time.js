@@ -1,5 +1,7 @@
 /** Instants and durations, for people. An instant is in ms since 1970, UTC. */
 
+import { now } from "./api.js";
+
 /** What the API has for the end of time; as JavaScript reads it, it is 2^63. */
 const END = 2 ** 62;
 
@@ -67,6 +69,24 @@ export function duration(ms) {
 export function lag(ms, nowMs) {
   if (ms === null || ms === undefined) return null;
   return isEnd(ms) ? 0 : nowMs - ms;
+}
+
+/** Moments in the texts of the API, which are in UTC: whole, or without their seconds, or without their day. */
+const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?!:?\d|Z)/g;
+
+/**
+ * A text of the API with its moments in the zone of the page.
+ * @param {string} text @param {Zone} zone @param {number} [nowMs] what *today* is
+ */
+export function moments(text, zone, nowMs = now()) {
+  const today = (inZone) => instant(nowMs, inZone).slice(0, 10);
+  return text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone)).replace(SHORT, (found, word, date, clock) => {
+    const ms = Date.parse(`${(date ?? today("utc")).trim()}T${clock}:00Z`);
+    if (Number.isNaN(ms)) return found;
+    const [day, time] = instant(ms, zone).split(" ");
+    return `${word} ${day === today(zone) ? "" : `${day} `}${time.slice(0, 5)}${zone === "utc" ? "Z" : ""}`;
+  });
 }
 
 /** @param {string | null | undefined} iso @returns {number | null} */

@@ -3,8 +3,21 @@ import { pathOf, read } from "../lib/api.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { atMostEvery } from "../lib/frames.js";
 import { link } from "../lib/route.js";
-import { counted, duration, fromIso, instant } from "../lib/time.js";
-import { REASONS } from "./graph.js";
+import { counted, duration, fromIso, instant, moments } from "../lib/time.js";
+
+/** The reasons of the API, in words. */
+const REASONS = {
+  never_reported: "has never reported",
+  ended: "is as the last run has left it",
+  lease_expired: "is without a lease",
+  waiting_for_commit: "waits for a commit",
+  throttled: "is throttled",
+  stalled: "reports, but its oldest work ages",
+  buffering: "keeps a hold",
+  no_input: "has not seen the newest input",
+  idle: "is idle",
+  behind: "is the lowest",
+};
 
 const REFRESH_MS = 5_000;
 const LEAST_MS = 500;
@@ -51,7 +64,7 @@ export function Explanation({ why, zone, nowMs }) {
   const path = [...why.path].reverse();
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
-    <p class="because">${why.because}</p>
+    <p class="because">${moments(why.because, zone)}</p>
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
     ${why.holders.length > 0 && html`<div class="scroll"><table class="cards">
