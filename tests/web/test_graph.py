@@ -143,13 +143,79 @@ def test_the_cause_is_in_view_at_first_and_after_fit(
             expect(cause).to_have_count(1)
             name = cause.get_attribute("data-stage")
             assert page.evaluate(IN_VIEW, name)
-            canvas = page.locator(".graph .canvas")
-            canvas.focus()
+            page.locator(".graph .canvas").focus()
             page.keyboard.press("End")
-            canvas.evaluate("(box) => { box.scrollLeft = 1e6; box.scrollTop = 0; }")
             wait_until(lambda: not page.evaluate(IN_VIEW, name), "the cause is out of view")
             page.get_by_role("button", name="Fit").click()
             wait_until(lambda: page.evaluate(IN_VIEW, name), "the cause is in view again")
+
+
+PRESS_AMID_THE_SCROLL: Final = """(count) => {
+  const box = document.querySelector(".graph .canvas");
+  const fit = [...document.querySelectorAll("button")].find((each) => each.textContent === "Fit");
+  const still = (top, frames, done) => requestAnimationFrame(() => {
+    if (top !== box.scrollTop) still(box.scrollTop, 0, done);
+    else if (frames < 30) still(top, frames + 1, done);
+    else done();
+  });
+  window.stands = new Promise((done) => box.addEventListener("scroll", () => {
+    if (--count) return;
+    fit.click();
+    still(null, 0, done);
+  }));
+  box.focus();
+}"""
+"""Press *Fit* at this step of an animated scroll; `stands` then waits for the end of the scroll."""
+
+FRAMES: Final = """() => new Promise((done) => {
+  const after = (left) => requestAnimationFrame(() => (left ? after(left - 1) : done()));
+  after(5);
+})"""
+"""Wait until the browser has drawn the page anew, and the page has followed its new size."""
+
+
+@pytest.fixture(scope="module")
+def large(service: Service) -> str:
+    """Define a job of a hundred stages, with causes far from each other."""
+    with Feed(service.url, "large") as feed:
+        feed.define(_job(100))
+        for k in range(24):
+            feed.claim(f"source-{k}", holder="worker").promise(START + DAY)
+    return f"/#/jobs/large?why={LONG}-24"
+
+
+def _cause(page: Page) -> str:
+    _drawn(page, "100")
+    cause = page.locator("a.stage.held", has=page.locator(".holder"))
+    return cause.get_attribute("data-stage") or ""
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_fit_holds_against_a_scroll_that_is_under_way(large: str, open_page: Opened, step: int):
+    with open_page(large, width=1_366, height=800) as page:
+        cause = _cause(page)
+        page.evaluate(PRESS_AMID_THE_SCROLL, step)
+        page.keyboard.press("End")
+        page.evaluate("window.stands")
+        assert page.evaluate(IN_VIEW, cause)
+
+
+@pytest.mark.parametrize("by", ["its problem", "the focus"])
+def test_a_stage_that_the_viewer_chose_stays_in_view(large: str, open_page: Opened, by: str):
+    with open_page(large, width=1_366, height=800) as page:
+        cause = _cause(page)
+        problem = page.locator(".problems li").first
+        chosen = problem.get_attribute("data-problem")
+        assert page.evaluate(IN_VIEW, cause)
+        assert not page.evaluate(IN_VIEW, chosen)
+        if by == "its problem":
+            problem.get_by_role("button").click()
+        else:
+            page.locator(f'a[data-stage="{chosen}"]').focus()
+        wait_until(lambda: page.evaluate(IN_VIEW, chosen), "the stage is in view")
+        page.set_viewport_size({"width": 1_366, "height": 780})
+        page.evaluate(FRAMES)
+        assert page.evaluate(IN_VIEW, chosen)
 
 
 def test_dragging_pans_and_opens_nothing(service: Service, open_page: Opened):

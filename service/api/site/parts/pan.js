@@ -16,6 +16,10 @@ const SCROLL_BAR = 16;
 /** The mouse has dragged, not clicked. */
 const DRAGGED = 5;
 const SHOW = "showstage";
+/** Without a step for so long, an animated scroll is over. */
+const STILL_MS = 1_000;
+/** The viewer scrolls by one of these. */
+const INPUTS = ["pointerdown", "keydown", "wheel", "touchmove"];
 
 /** Bring a stage of the graph into view, and mark it; null marks none. */
 export const showStage = (name, { scroll = false } = {}) => dispatchEvent(new CustomEvent(SHOW, { detail: { name, scroll } }));
@@ -42,15 +46,18 @@ export function Pan({ drawn, cause, route, children }) {
     const watch = new ResizeObserver(oncePerFrame(() => box.current && fit()));
     watch.observe(element.parentElement);
     element.addEventListener("scroll", again, { passive: true });
-    const ends = [() => watch.disconnect(), () => element.removeEventListener("scroll", again), again.cancel,
-      dragged(element), pointedOut(element, latest)];
+    const move = () => (moved.current = true);
+    for (const input of INPUTS) element.addEventListener(input, move, { passive: true });
+    // The browser scrolls to a stage that gets the focus, from a key that was pressed elsewhere.
+    element.addEventListener("focusin", ({ target }) => target !== element && move());
+    const ends = [() => watch.disconnect(), again.cancel, dragged(element), pointedOut(element, latest, move)];
     return () => ends.forEach((end) => end());
   }, []);
   const to = (step) => () => go(changed(route, { zoom: stepped(box.current, size.width, step) }), { replace: true });
   const whole = () => {
     moved.current = false;
     if (zoom) go(changed(route, { zoom: null }), { replace: true });
-    else fit();
+    settled(box.current, () => box.current && fit());
   };
   const total = drawn.places.size;
   return html`
@@ -60,9 +67,7 @@ export function Pan({ drawn, cause, route, children }) {
       <button type="button" onClick=${whole}>Fit</button></div></div>
     ${seen < total && html`<p class="in-view" aria-live="off"><strong>${seen.toLocaleString("en")} of ${counted(total, "stage")} in view.</strong>
       ${" "}Scroll or drag for the others${cause ? html`; <i>Fit</i> returns to ${cause}` : ""}.</p>`}
-    <div class="pan"><div class="canvas" ref=${box} tabindex="0" role="group" aria-label="The graph: sources left, sinks right"
-      onPointerDown=${() => (moved.current = true)}
-      onKeyDown=${() => (moved.current = true)} onWheel=${() => (moved.current = true)} onTouchMove=${() => (moved.current = true)}>
+    <div class="pan"><div class="canvas" ref=${box} tabindex="0" role="group" aria-label="The graph: sources left, sinks right">
       <svg viewBox=${`${-MARGIN} ${-MARGIN} ${size.width} ${size.height}`}>${children}</svg></div></div>`;
 }
 
@@ -88,6 +93,27 @@ function centre(box, { drawn, cause, size }) {
   const scale = scaleOf(box, size.width);
   box.scrollLeft = (place.x + NODE.width / 2 + MARGIN) * scale - box.clientWidth / 2;
   box.scrollTop = (place.y + NODE.height / 2 + MARGIN) * scale - box.clientHeight / 2;
+}
+
+/**
+ * Scroll by `put`, and again at the end of a scroll that is under way: the browser goes on with an animated scroll
+ * from where a script has put it, by as much as was left. The scroll of the script has an end of its own before,
+ * so not the first end counts, but stillness. The next input of the viewer ends this too.
+ */
+function settled(box, put) {
+  const ending = new AbortController();
+  const { signal } = ending;
+  const end = () => ending.abort();
+  let timer = 0;
+  const wait = () => {
+    clearTimeout(timer);
+    timer = setTimeout(end, STILL_MS);
+  };
+  box.addEventListener("scroll", wait, { signal, passive: true });
+  box.addEventListener("scrollend", put, { signal });
+  for (const input of INPUTS) box.addEventListener(input, end, { signal, passive: true });
+  wait();
+  put();
 }
 
 /** Count the stages that are wholly in view, and have the edges show where there is more. */
@@ -137,14 +163,15 @@ function dragged(box) {
   return () => ending.abort();
 }
 
-/** Mark the stage that `showStage` names. */
-function pointedOut(box, latest) {
+/** Mark the stage that `showStage` names. A later fit must not take a stage out of view that the viewer chose. */
+function pointedOut(box, latest, move) {
   const show = ({ detail: { name, scroll } }) => {
     box.querySelector("[data-marked]")?.removeAttribute("data-marked");
     if (name === null) return;
     box.querySelector(`[data-stage="${CSS.escape(name)}"]`)?.setAttribute("data-marked", "");
     if (!scroll) return;
-    centre(box, { ...latest.current, cause: name });
+    move();
+    settled(box, () => centre(box, { ...latest.current, cause: name }));
     box.scrollIntoView({ block: "nearest" });
   };
   addEventListener(SHOW, show);
