@@ -58,6 +58,28 @@ def test_a_refusal_is_shown_in_the_dialog(service: Service, open_page: Opened):
         expect(dialog.get_by_role("alert")).to_contain_text("does not answer")
 
 
+def test_the_reason_of_a_retirement_follows_the_zone(service: Service, open_page: Opened):
+    with Feed(service.url, "reasons") as feed:
+        feed.define(SHARDS)
+        because = "closed since 2013-01-01T05:00:00Z, by phone at 12:00"
+        feed.send("POST", "/stages/taps/ranges/t-1/retire", {"because": because})
+    with open_page("/#/jobs/reasons/stages/taps") as page:
+        retired = page.locator("ul.retired")
+        expect(retired).to_contain_text("closed since 2013-01-01 05:00:00Z, by phone at 12:00")
+        page.get_by_role("link", name="Times are in UTC").click()
+        expect(retired).to_contain_text("closed since 2013-01-01 00:00:00, by phone at 12:00")
+
+
+def test_columns_and_texts_name_their_subject(service: Service, open_page: Opened):
+    with Feed(service.url, "subjects") as feed:
+        feed.define(SHARDS)
+    for path in ("/#/jobs/subjects", "/#/jobs/subjects/stages/taps"):
+        with open_page(path) as page:
+            expect(page.locator(".because")).to_contain_text("not held by a lease")
+            for column in page.locator("thead th").all_text_contents():
+                assert not re.search(r"\bit\b", column, re.IGNORECASE)
+
+
 ROWS = """() => {
   const tops = [...document.querySelectorAll(".facts > div")].map((each) => each.offsetTop);
   return [...new Set(tops)].map((top) => tops.filter((each) => each === top).length);

@@ -76,16 +76,29 @@ const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
 const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?!:?\d|Z)/g;
 
 /**
+ * A moment to the minute, with its day where that is not today: `14:03Z`.
+ * @param {number} ms @param {Zone} zone @param {number} [nowMs] what *today* is
+ */
+export function minute(ms, zone, nowMs = now()) {
+  const [day, time] = instant(ms, zone).split(" ");
+  const isToday = day === instant(nowMs, zone).slice(0, 10);
+  return `${isToday ? "" : `${day} `}${time.slice(0, 5)}${zone === "utc" ? "Z" : ""}`;
+}
+
+/**
+ * A text of a person with its whole moments in the zone of the page. A short one may be of any zone.
+ * @param {string} text @param {Zone} zone
+ */
+export const wholeMoments = (text, zone) => text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone));
+
+/**
  * A text of the API with its moments in the zone of the page.
  * @param {string} text @param {Zone} zone @param {number} [nowMs] what *today* is
  */
 export function moments(text, zone, nowMs = now()) {
-  const today = (inZone) => instant(nowMs, inZone).slice(0, 10);
-  return text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone)).replace(SHORT, (found, word, date, clock) => {
-    const ms = Date.parse(`${(date ?? today("utc")).trim()}T${clock}:00Z`);
-    if (Number.isNaN(ms)) return found;
-    const [day, time] = instant(ms, zone).split(" ");
-    return `${word} ${day === today(zone) ? "" : `${day} `}${time.slice(0, 5)}${zone === "utc" ? "Z" : ""}`;
+  return wholeMoments(text, zone).replace(SHORT, (found, word, date, clock) => {
+    const ms = Date.parse(`${(date ?? instant(nowMs, "utc").slice(0, 10)).trim()}T${clock}:00Z`);
+    return Number.isNaN(ms) ? found : `${word} ${minute(ms, zone, nowMs)}`;
   });
 }
 
