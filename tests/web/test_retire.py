@@ -80,10 +80,25 @@ def test_columns_and_texts_name_their_subject(service: Service, open_page: Opene
                 assert not re.search(r"\bit\b", column, re.IGNORECASE)
 
 
-ROWS = """() => {
-  const tops = [...document.querySelectorAll(".facts > div")].map((each) => each.offsetTop);
+ROWS = """(facts) => {
+  const tops = [...document.querySelectorAll(`${facts} > div`)].map((each) => each.offsetTop);
   return [...new Set(tops)].map((top) => tops.filter((each) => each === top).length);
 }"""
+
+
+COPY = """(count) => {
+  const shown = document.querySelector(".facts");
+  const copy = shown.cloneNode(true);
+  while (copy.children.length < count) copy.append(shown.children[1].cloneNode(true));
+  document.querySelector("#copy")?.remove();
+  copy.id = "copy";
+  shown.after(copy);
+}"""
+"""Have so many cards: percentiles of a stage add some."""
+
+
+TOO_WIDE = """() => [...document.querySelectorAll("#copy > div")]
+  .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"""
 
 
 def test_no_fact_of_a_stage_stands_alone_in_a_row(service: Service, open_page: Opened):
@@ -92,7 +107,14 @@ def test_no_fact_of_a_stage_stands_alone_in_a_row(service: Service, open_page: O
     with open_page("/#/jobs/facts/stages/taps") as page:
         page.set_viewport_size({"width": 1366, "height": 800})
         expect(page.locator(".facts > div")).to_have_count(7)
-        assert page.evaluate(ROWS) == [4, 3]
+        assert page.evaluate(ROWS, ".facts") == [4, 3]
+        for width in (1_366, 1_280, 1_024, 800):
+            page.set_viewport_size({"width": width, "height": 800})
+            for count in range(7, 15):
+                page.evaluate(COPY, count)
+                rows = page.evaluate(ROWS, "#copy")
+                assert (sum(rows), rows[-1] > 1) == (count, True), (width, rows)
+                assert page.evaluate(TOO_WIDE) == [], (width, count)
 
 
 def test_a_problem_is_apart_from_its_stage(service: Service, open_page: Opened):
