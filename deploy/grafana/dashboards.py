@@ -140,7 +140,7 @@ OVERVIEW: Final = Dashboard(
         ),
         Panel(
             "Without a worker",
-            "Ranges that have reported, and that nobody holds a lease on.",
+            "Ranges that have reported, and are not held by a lease.",
             COUNT,
             [(_RANGES_IN.format("unleased"), "ranges")],
             "number",

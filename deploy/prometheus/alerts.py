@@ -175,8 +175,8 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
         "warning",
         "never-started",
         "{{ $labels.job }} has never started",
-        "It was declared with {{ $value }} ranges. None has ever reported, and nobody holds a lease on"
-        " any. Its stages have no watermark. See: tidegauge show {{ $labels.job }}",
+        "It was declared with {{ $value }} ranges. None has ever reported, and none is held by a lease."
+        " Its stages have no watermark. See: tidegauge show {{ $labels.job }}",
     )
     yield Alert(
         "TidegaugeRunFailed",

@@ -264,9 +264,9 @@ def _phrase(
     work = "" if oldest_ms is None else f"its oldest work has been waiting since {iso(oldest_ms)}"
     phrases = {
         Reason.NEVER_REPORTED: "has never reported"
-        + ("" if view.holder else ", and nobody holds a lease on it"),
+        + ("" if view.holder else " and is not held by a lease"),
         Reason.ENDED: f"is at {at}, as the last run has left it{still}",
-        Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
+        Reason.LEASE_EXPIRED: "has no worker: it is not held by a lease; its promise stays at"
         f" {at}{still}",
         Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet"
         + (work and f", and {work}"),

@@ -275,7 +275,7 @@ def _no_worker(of: _Ranges) -> Trouble:
     moments = of.seen.held_since_ms[free]
     known = moments[moments > 0]
     if not len(known):
-        because = f"{of.some(free)} {_have(free)} no worker (nobody holds a lease on {_them(free)})"
+        because = f"{of.some(free)} {_have(free)} no worker (not held by a lease)"
         return of.trouble(Health.NO_WORKER, free, None, because)
     # Leases run by a clock of their own.
     since_ms = of.now.wall_ms - (of.now.lease_ms - int(known.min()))
@@ -287,7 +287,7 @@ def _no_worker(of: _Ranges) -> Trouble:
 def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
     silent = of.silent()
     without_owner = not bool(of.seen.owners[silent].any())
-    who = f", and nobody holds a lease on {_them(silent)}" if without_owner else ""
+    who = f", and {_are(silent)} not held by a lease" if without_owner else ""
     because = f"{of.some(silent)} {_have(silent)} never reported{who}"
     return of.trouble(Health.SILENT, silent, since_ms, because)
 
@@ -316,8 +316,8 @@ def _their(of: Int64s) -> str:
     return "its" if len(of) == 1 else "their"
 
 
-def _them(of: Int64s) -> str:
-    return "it" if len(of) == 1 else "them"
+def _are(of: Int64s) -> str:
+    return "is" if len(of) == 1 else "are"
 
 
 def _vitals(seen: StageObservation, now_ms: int) -> Vitals:

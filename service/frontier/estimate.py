@@ -170,27 +170,27 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> expected.at_ms, expected.between_ms, expected.cases
     (310, (310, 310), 14)
     >>> estimate(trace, now_ms=320, target=1_860).because
-    'it has stood still for 30 ms, which it did fewer than 9 times in the last 320 ms'
+    'the stage has stood still for 30 ms, as it did fewer than 9 times in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'too little history: in the last 293 ms it advanced by 7.3 s fewer than 9 times'
+    'in the last 293 ms the stage advanced by 7.3 s fewer than 9 times'
     """
     if target == MAX:
         return NoEstimate("the end of a stage cannot be estimated")
     if not len(trace):
-        return NoEstimate("it has no output watermark yet")
+        return NoEstimate("the stage does not have an output watermark yet")
     distance = target - trace.output[-1]
     stood_ms = max(now_ms - trace.at_ms[-1], 0.0)
     history_ms = now_ms - trace.at_ms[0]
     completed = trace.output[:-1] + distance <= trace.output[-1]
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
         return NoEstimate(
-            f"too little history: in the last {duration_text(history_ms)} it advanced by"
+            f"in the last {duration_text(history_ms)} the stage advanced by"
             f" {duration_text(distance)} fewer than {_NEEDED} times"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:
         return NoEstimate(
-            f"it has stood still for {duration_text(stood_ms)}, which it did fewer than {_NEEDED}"
+            f"the stage has stood still for {duration_text(stood_ms)}, as it did fewer than {_NEEDED}"
             f" times in the last {duration_text(history_ms)}"
         )
     return Expected(
@@ -198,8 +198,8 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
         between_ms=(_instant(now_ms + best.low_ms), _instant(now_ms + best.high_ms)),
         cases=best.cases,
         because=(
-            f"in the last {duration_text(history_ms)} it advanced by {duration_text(distance)}"
-            f" {best.cases} times; estimated from the times that took{_RELATIVE[best.pace]}"
+            f"in the last {duration_text(history_ms)} the stage advanced by {duration_text(distance)}"
+            f" {best.cases} times; estimated from these durations{_RELATIVE[best.pace]}"
         ),
     )
 

@@ -191,7 +191,7 @@ async def test_a_stage_that_never_reported_is_silent(job: Api):
     clicks = next(p for p in found["problems"] if p["stage"] == "clicks")
     assert (clicks["severity"], clicks["ranges"]) == ("warning", 24)
     assert clicks["because"] == (
-        "24 of 24 ranges of clicks have never reported, and nobody holds a lease on them"
+        "24 of 24 ranges of clicks have never reported, and are not held by a lease"
     )
     token = await job.token("clicks")
     await job.report("clicks", token, dict.fromkeys(CLICKS[1:], 10))

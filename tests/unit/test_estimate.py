@@ -54,7 +54,7 @@ def test_a_stall_that_is_longer_than_any_is_not_explained_away() -> None:
     known = trace(*EVERY_SECOND)
     found = estimate(known, 99_000 + 60_000, 1_000_000)
     assert isinstance(found, NoEstimate)
-    assert found.because.startswith("it has stood still for 1 min,")
+    assert found.because.startswith("the stage has stood still for 1 min,")
 
 
 def test_a_pause_that_is_a_little_longer_than_most_is_none_to_speak_of() -> None:

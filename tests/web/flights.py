@@ -56,9 +56,15 @@ class Feed:
         self.send("PUT", "", {"stages": stages, **others})
 
     def claim(
-        self, stage: str, ranges: Sequence[str] | str = "all", *, holder: str, ttl_ms: int = TTL_MS
+        self,
+        stage: str,
+        ranges: Sequence[str] | str = "all",
+        *,
+        holder: str,
+        ttl_ms: int = TTL_MS,
+        **others: object,
     ) -> Lease:
-        body = {"ranges": ranges, "holder": holder, "ttl_ms": ttl_ms}
+        body = {"ranges": ranges, "holder": holder, "ttl_ms": ttl_ms, **others}
         granted = self.send("POST", f"/stages/{stage}/leases", body)
         return Lease(self, stage, granted["token"], granted["granted"])
 

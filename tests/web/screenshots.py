@@ -1,8 +1,12 @@
-"""Takes the documentation's pictures of the page: `python -m tests.web.screenshots`, into `docs/`."""
+"""Takes the documentation's pictures of the page: `python -m tests.web.screenshots`, into `docs/`.
+
+With a folder as its argument, it writes each view there at 1,366 and 360 pixels, light and dark.
+"""
 
 from __future__ import annotations
 
 import base64
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -16,17 +20,20 @@ from tests.web.flights import DAY, START, Feed, Flights
 
 DOCS: Final = ROOT / "docs"
 SIZE: Final = (1_280, 860)
+DESK, PHONE = (1_366, 860), (360, 800)
 DAYS: Final = 24
 RANGES: Final = 10_000
 NAME_OF: Final = {
     "jobs": "/",
     "job": "/#/jobs/nyc-flights",
+    "problems": "/#/jobs/orders",
     "stage": f"/#/jobs/nyc-flights/stages/newark?span=60000&at={START + (DAYS + 3) * DAY}",
     "ranges": "/#/jobs/clicks/stages/sessions",
 }
 READY: Final = {
     "jobs": "tr[data-job]",
     "job": ".holder",
+    "problems": ".problems li",
     "stage": ".answer",
     "ranges": ".heat button",
 }
@@ -55,16 +62,27 @@ def main() -> None:
         Flights(service.url) as flights,
         Feed(service.url, "clicks") as clicks,
         Feed(service.url, "nightly-export") as nightly,
+        Feed(service.url, "orders") as orders,
         started(path) as browser,
     ):
         _fill_ranges(clicks)
+        _get_into_trouble(orders)
         nightly.define({"dump": {"shards": ["orders", "customers"]}})
         nightly.claim("dump", ["orders"], holder="exporter-1").promise(START)
         for _ in range(DAYS):
             _advance_in_its_own_time(flights)
-        for view in NAME_OF:
-            for theme in ("light", "dark"):
-                _take(browser, service.url, view, theme)
+        _take_all(browser, service.url)
+
+
+def _take_all(browser: Browser, url: str) -> None:
+    for view in NAME_OF:
+        for theme in ("light", "dark"):
+            if len(sys.argv) == 1:
+                _take(browser, url, view, theme, SIZE, DOCS / f"{view}-{theme}.webp")
+                continue
+            for size in (DESK, PHONE):
+                path = Path(sys.argv[1]) / f"{view}-{size[0]}-{theme}.webp"
+                _take(browser, url, view, theme, size, path)
 
 
 def _advance_in_its_own_time(flights: Flights) -> None:
@@ -98,12 +116,39 @@ def _fill_ranges(feed: Feed) -> None:
     lost.release()
 
 
-def _take(browser: Browser, url: str, view: str, theme: str) -> None:
-    width, height = SIZE
+def _get_into_trouble(feed: Feed) -> None:
+    """Define a job in which each kind of trouble has a stage."""
+    spread = {"groups": [{"stages": ["mobile", "shops"], "max_drift_ms": 60_000}], "stages": {}}
+    feed.define(
+        {
+            "mobile": {"shards": ["ios", "android"]},
+            "shops": {"shards": ["berlin", "lagos", "lima"]},
+            "payments": {"shards": ["cards", "invoices"]},
+            "orders-of-each-customer-and-day": {"inputs": ["mobile", "shops"], "ranges": 4},
+            "paid-orders": {
+                "inputs": ["orders-of-each-customer-and-day", "payments"],
+                "ranges": 4,
+            },
+            "revenue": {"inputs": ["paid-orders"], "ranges": 2},
+        },
+        throttle=spread,
+    )
+    feed.claim("mobile", holder="executor-1").promise(START + DAY)
+    feed.claim("shops", ["berlin", "lima"], holder="executor-2").promise(START)
+    feed.send("POST", "/stages/shops/ranges/lagos/retire", {"because": "the shop is closed"})
+    run = feed.send("POST", "/runs", {"stages": ["payments"], "holder": "driver-3"})["run"]
+    feed.claim("payments", holder="executor-3", run=run).promise(START)
+    feed.send("POST", f"/runs/{run}/end", {"outcome": "failed", "because": "out of memory"})
+
+
+def _take(
+    browser: Browser, url: str, view: str, theme: str, size: tuple[int, int], path: Path
+) -> None:
+    width, height = size
     with opened(browser, url, dark=theme == "dark", width=width, height=height) as page:
         page.goto(NAME_OF[view])
         expect(page.locator(READY[view]).first).to_be_visible()
-        expect(page.get_by_text("live").or_(page.get_by_text("3 jobs")).first).to_be_visible()
+        expect(page.get_by_text("live").or_(page.get_by_text("4 jobs")).first).to_be_visible()
         if view == "ranges":
             page.locator(".ranges").scroll_into_view_if_needed()
             page.evaluate("document.querySelector('.ranges').scrollIntoView()")
@@ -112,7 +157,7 @@ def _take(browser: Browser, url: str, view: str, theme: str) -> None:
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
         picture = _webp(page, page.screenshot())
-    (DOCS / f"{view}-{theme}.webp").write_bytes(picture)
+    path.write_bytes(picture)
 
 
 def _webp(page: Page, png: bytes) -> bytes:

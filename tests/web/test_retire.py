@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import expect
 
 from tests.support.server import Service
@@ -29,7 +31,8 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         submit.click()
         expect(dialog).to_be_hidden()
         page.get_by_role("link", name="Retired").click()
-        expect(page.get_by_role("rowheader", name="t-1")).to_be_visible()
+        listed = page.locator(".ranges").get_by_role("rowheader", name="t-1")
+        expect(listed).to_be_visible()
         expect(page.locator("td.condition.retired")).to_be_visible()
         expect(page.get_by_role("button", name="Retire t-1")).to_have_count(0)
         expect(page.locator(".facts")).to_contain_text("1 retired")
@@ -37,7 +40,7 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         expect(page.locator("ul.retired")).to_contain_text("the site is closed")
         page.goto("/#/jobs/retiring")
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text(
-            "2 of 2 reported, 1 retired"
+            re.compile("2 of 2 ranges reported.*retired 1")
         )
 
 
@@ -55,10 +58,47 @@ def test_a_refusal_is_shown_in_the_dialog(service: Service, open_page: Opened):
         expect(dialog.get_by_role("alert")).to_contain_text("does not answer")
 
 
-ROWS = """() => {
-  const tops = [...document.querySelectorAll(".facts > div")].map((each) => each.offsetTop);
+def test_the_reason_of_a_retirement_follows_the_zone(service: Service, open_page: Opened):
+    with Feed(service.url, "reasons") as feed:
+        feed.define(SHARDS)
+        because = "closed since 2013-01-01T05:00:00Z, by phone at 12:00"
+        feed.send("POST", "/stages/taps/ranges/t-1/retire", {"because": because})
+    with open_page("/#/jobs/reasons/stages/taps") as page:
+        retired = page.locator("ul.retired")
+        expect(retired).to_contain_text("closed since 2013-01-01 05:00:00Z, by phone at 12:00")
+        page.get_by_role("link", name="Times are in UTC").click()
+        expect(retired).to_contain_text("closed since 2013-01-01 00:00:00, by phone at 12:00")
+
+
+def test_columns_and_texts_name_their_subject(service: Service, open_page: Opened):
+    with Feed(service.url, "subjects") as feed:
+        feed.define(SHARDS)
+    for path in ("/#/jobs/subjects", "/#/jobs/subjects/stages/taps"):
+        with open_page(path) as page:
+            expect(page.locator(".because")).to_contain_text("not held by a lease")
+            for column in page.locator("thead th").all_text_contents():
+                assert not re.search(r"\bit\b", column, re.IGNORECASE)
+
+
+ROWS = """(facts) => {
+  const tops = [...document.querySelectorAll(`${facts} > div`)].map((each) => each.offsetTop);
   return [...new Set(tops)].map((top) => tops.filter((each) => each === top).length);
 }"""
+
+
+COPY = """(count) => {
+  const shown = document.querySelector(".facts");
+  const copy = shown.cloneNode(true);
+  while (copy.children.length < count) copy.append(shown.children[1].cloneNode(true));
+  document.querySelector("#copy")?.remove();
+  copy.id = "copy";
+  shown.after(copy);
+}"""
+"""Have so many cards: percentiles of a stage add some."""
+
+
+TOO_WIDE = """() => [...document.querySelectorAll("#copy > div")]
+  .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"""
 
 
 def test_no_fact_of_a_stage_stands_alone_in_a_row(service: Service, open_page: Opened):
@@ -67,7 +107,14 @@ def test_no_fact_of_a_stage_stands_alone_in_a_row(service: Service, open_page: O
     with open_page("/#/jobs/facts/stages/taps") as page:
         page.set_viewport_size({"width": 1366, "height": 800})
         expect(page.locator(".facts > div")).to_have_count(7)
-        assert page.evaluate(ROWS) == [4, 3]
+        assert page.evaluate(ROWS, ".facts") == [4, 3]
+        for width in (1_366, 1_280, 1_024, 800):
+            page.set_viewport_size({"width": width, "height": 800})
+            for count in range(7, 15):
+                page.evaluate(COPY, count)
+                rows = page.evaluate(ROWS, "#copy")
+                assert (sum(rows), rows[-1] > 1) == (count, True), (width, rows)
+                assert page.evaluate(TOO_WIDE) == [], (width, count)
 
 
 def test_a_problem_is_apart_from_its_stage(service: Service, open_page: Opened):

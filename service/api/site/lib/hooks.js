@@ -67,3 +67,19 @@ export function useNow(ms = 1_000) {
   }, [ms]);
   return at;
 }
+
+/** As in the style sheets. */
+const PHONE = "(max-width: 44rem)";
+
+/** @returns {boolean} if the view is as narrow as a phone, also after it was turned */
+export function usePhone() {
+  const [isPhone, setPhone] = useState(() => matchMedia(PHONE).matches);
+  useEffect(() => {
+    const width = matchMedia(PHONE);
+    const follow = () => setPhone(width.matches);
+    width.addEventListener("change", follow);
+    follow();
+    return () => width.removeEventListener("change", follow);
+  }, []);
+  return isPhone;
+}

@@ -126,9 +126,17 @@ export class JobStore {
 
   _event(name, data) {
     if (name === "watermark") this._take(data);
-    else if (name === "throttle") this.throttle = data;
+    else if (name === "throttle") this._setThrottle(data);
     else if (name === "stages") this._keepOnly(data.stages);
     this._changed();
+  }
+
+  /** The stages with throttled shards, before and after, are drawn again. */
+  _setThrottle(body) {
+    for (const each of [this.throttle, body]) {
+      for (const name of Object.keys(each?.shards ?? {})) this._moved.add(name);
+    }
+    this.throttle = body;
   }
 
   /** @param {Stage} body */

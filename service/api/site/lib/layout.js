@@ -13,8 +13,10 @@
  * @typedef {{places: Map<string, Point>, edges: Edge[], width: number, height: number}} Layout
  */
 
-export const NODE = { width: 224, height: 92 };
-const GAP = { x: 64, y: 44 };
+/** The foot is there only where a stage has badges; each place has room for it. */
+export const NODE = { width: 264, height: 88, foot: 28 };
+const TALL = NODE.height + NODE.foot;
+const GAP = { x: 64, y: 24 };
 const SWEEPS = 8;
 /** Long edges get a place in each column that they pass, unless there are more than this in all. */
 const MOST_BENDS = 4_000;
@@ -90,7 +92,7 @@ function mean(vertices, otherwise) {
 
 /** Draw each to its neighbours, without changing the order or coming too close. */
 function place(columns) {
-  const size = (each) => (each.real ? NODE.height + GAP.y : GAP.y);
+  const size = (each) => (each.real ? TALL + GAP.y : 2 * GAP.y);
   for (const column of columns) {
     let y = 0;
     for (const each of column) {
@@ -114,19 +116,21 @@ function place(columns) {
 function measured(vertices, chains, columns) {
   const step = NODE.width + GAP.x;
   const all = [...vertices.values(), ...chains.flatMap((chain) => chain.bends)];
-  const top = all.reduce((least, each) => Math.min(least, each.y), Infinity) - NODE.height / 2;
-  const bottom = all.reduce((most, each) => Math.max(most, each.y), -Infinity) + NODE.height / 2;
+  const top = all.reduce((least, each) => Math.min(least, each.y), Infinity) - TALL / 2;
+  const bottom = all.reduce((most, each) => Math.max(most, each.y), -Infinity) + TALL / 2;
   const places = new Map();
   for (const each of vertices.values()) {
-    places.set(each.name, { x: each.column * step, y: each.y - top - NODE.height / 2 });
+    places.set(each.name, { x: each.column * step, y: each.y - top - TALL / 2 });
   }
+  // To the middle of a box without its foot.
+  const line = top + NODE.foot / 2;
   const edges = chains.map(({ from, to, bends }) => ({
     from: from.name,
     to: to.name,
     points: [
-      { x: from.column * step + NODE.width, y: from.y - top },
-      ...bends.map((bend) => ({ x: bend.column * step + NODE.width / 2, y: bend.y - top })),
-      { x: to.column * step, y: to.y - top },
+      { x: from.column * step + NODE.width, y: from.y - line },
+      ...bends.map((bend) => ({ x: bend.column * step + NODE.width / 2, y: bend.y - line })),
+      { x: to.column * step, y: to.y - line },
     ],
   }));
   return { places, edges, width: columns * step - GAP.x, height: bottom - top };

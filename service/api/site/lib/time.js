@@ -1,5 +1,7 @@
 /** Instants and durations, for people. An instant is in ms since 1970, UTC. */
 
+import { now } from "./api.js";
+
 /** What the API has for the end of time; as JavaScript reads it, it is 2^63. */
 const END = 2 ** 62;
 
@@ -67,6 +69,37 @@ export function duration(ms) {
 export function lag(ms, nowMs) {
   if (ms === null || ms === undefined) return null;
   return isEnd(ms) ? 0 : nowMs - ms;
+}
+
+/** Moments in the texts of the API, which are in UTC: whole, or without their seconds, or without their day. */
+const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?!:?\d|Z)/g;
+
+/**
+ * A moment to the minute, with its day where that is not today: `14:03Z`.
+ * @param {number} ms @param {Zone} zone @param {number} [nowMs] what *today* is
+ */
+export function minute(ms, zone, nowMs = now()) {
+  const [day, time] = instant(ms, zone).split(" ");
+  const isToday = day === instant(nowMs, zone).slice(0, 10);
+  return `${isToday ? "" : `${day} `}${time.slice(0, 5)}${zone === "utc" ? "Z" : ""}`;
+}
+
+/**
+ * A text of a person with its whole moments in the zone of the page. A short one may be of any zone.
+ * @param {string} text @param {Zone} zone
+ */
+export const wholeMoments = (text, zone) => text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone));
+
+/**
+ * A text of the API with its moments in the zone of the page.
+ * @param {string} text @param {Zone} zone @param {number} [nowMs] what *today* is
+ */
+export function moments(text, zone, nowMs = now()) {
+  return wholeMoments(text, zone).replace(SHORT, (found, word, date, clock) => {
+    const ms = Date.parse(`${(date ?? instant(nowMs, "utc").slice(0, 10)).trim()}T${clock}:00Z`);
+    return Number.isNaN(ms) ? found : `${word} ${minute(ms, zone, nowMs)}`;
+  });
 }
 
 /** @param {string | null | undefined} iso @returns {number | null} */

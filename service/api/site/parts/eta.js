@@ -3,7 +3,7 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed, go } from "../lib/route.js";
-import { duration, fromInput, fromIso, instant, isInstant, toInput } from "../lib/time.js";
+import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
 const HOUR_MS = 3_600_000;
@@ -35,11 +35,17 @@ function Answer({ route, at, zone, nowMs }) {
   const { data, problem } = usePoll((signal) => read(path, { signal }), REFRESH_MS, [path]);
   if (problem) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data || data.at !== at) return null;
-  if (data.reached) return html`<p class="answer" role="status"><strong>It is there:</strong> ${data.because}.</p>`;
-  if (data.expected_at === null) return html`<p class="answer" role="status"><strong>Nobody can say:</strong> ${data.because}.</p>`;
+  return html`<p class="answer" role="status">${sentence(data, route.stage, zone, nowMs)}</p>`;
+}
+
+function sentence(data, stage, zone, nowMs) {
+  const at = instant(data.at, zone);
+  const because = moments(data.because, zone);
+  if (data.reached) return html`<strong>${stage} has reached ${at}</strong>: ${because}.`;
+  if (data.expected_at === null) return html`<strong>An estimate for ${at} is not possible</strong>: ${because}.`;
   const expected = fromIso(data.expected_at);
   const [low, high] = data.between.map(fromIso);
-  return html`<p class="answer" role="status"><strong>At ${instant(expected, zone)}</strong>, in
-    ${" "}${duration(Math.max(0, expected - nowMs))}. In ${Math.round(data.confidence * 100)} of 100 cases between
-    ${" "}${instant(low, zone)} and ${instant(high, zone)}: ${data.because}.</p>`;
+  return html`<strong>${stage} reaches ${at} at about ${minute(expected, zone)}, in ${duration(Math.max(0, expected - nowMs))}.</strong>
+    ${" "}In ${Math.round(data.confidence * 100)} of 100 cases, the moment is between ${instant(low, zone)} and
+    ${" "}${instant(high, zone)}: ${because}.`;
 }

@@ -3,8 +3,22 @@ import { pathOf, read } from "../lib/api.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { atMostEvery } from "../lib/frames.js";
 import { link } from "../lib/route.js";
-import { counted, duration, fromIso, instant } from "../lib/time.js";
-import { REASONS } from "./graph.js";
+import { Fold } from "./fold.js";
+import { counted, duration, fromIso, instant, moments, wholeMoments } from "../lib/time.js";
+
+/** The reasons of the API, in words. */
+const REASONS = {
+  never_reported: "has never reported",
+  ended: "is as the last run has left it",
+  lease_expired: "is not held by a lease",
+  waiting_for_commit: "waits for a commit",
+  throttled: "is throttled",
+  stalled: "reports, but its oldest work ages",
+  buffering: "keeps a hold",
+  no_input: "has not seen the newest input",
+  idle: "is idle",
+  behind: "is the lowest",
+};
 
 const REFRESH_MS = 5_000;
 const LEAST_MS = 500;
@@ -49,25 +63,27 @@ const isOf = (found, job, stage) => found.job === job && found.stage === stage;
 export function Explanation({ why, zone, nowMs }) {
   if (!why) return null;
   const path = [...why.path].reverse();
+  const holders = `${counted(why.holders_total, "range holds", "ranges hold")} ${why.stage} back${why.holders_total > why.holders.length
+    ? `; the first ${why.holders.length}` : ""}`;
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
-    <p class="because">${why.because}</p>
+    <p class="because">${moments(why.because, zone)}</p>
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
-    ${why.holders.length > 0 && html`<div class="scroll"><table class="cards">
-      <caption>${counted(why.holders_total, "range holds", "ranges hold")} it back${why.holders_total > why.holders.length ? `; the first ${why.holders.length}` : ""}</caption>
+    ${why.holders.length > 0 && html`<${Fold} title=${holders}><div class="scroll"><table class="cards">
+      <caption>${holders}</caption>
       <thead><tr><th scope="col">Range of ${why.holders[0].stage}</th><th scope="col">Reason</th><th scope="col">Promise</th>
-        <th scope="col">Without it</th><th scope="col">Holder</th><th scope="col">Unchanged for</th></tr></thead>
+        <th scope="col">Without the range</th><th scope="col">Holder</th><th scope="col">Unchanged for</th></tr></thead>
       <tbody>${why.holders.map((each) => html`<tr key=${each.range}>
         <th scope="row">${each.range}</th>
         <td data-label="Reason">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
         <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
-        <td data-label="Without it" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
+        <td data-label="Without the range" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
         <td data-label="Holder">${each.holder ?? "none"}</td>
         <td data-label="Unchanged for">${each.since ? duration(nowMs - fromIso(each.since)) : "–"}</td>
-      </tr>`)}</tbody></table></div>`}
+      </tr>`)}</tbody></table></div></${Fold}>`}
     ${why.retired && html`<ul class="retired">${why.retired.map((each) => html`<li key=${`${each.stage} ${each.range}`}>
       ${each.range} of <a href=${link({ job: why.job, stage: each.stage })}>${each.stage}</a> is retired${each.since
-        ? `, since ${instant(fromIso(each.since), zone)}` : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? `: ${each.because}` : ""}</li>`)}</ul>`}
+        ? `, since ${instant(fromIso(each.since), zone)}` : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? `: ${wholeMoments(each.because, zone)}` : ""}</li>`)}</ul>`}
   </section>`;
 }

@@ -3,25 +3,41 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { link } from "../lib/route.js";
+import { moments } from "../lib/time.js";
+import { showStage } from "./pan.js";
 import { signOf, wordOf } from "./status.js";
 
 const REFRESH_MS = 2_000;
-/** More are counted. */
-const SHOWN = 10;
+/** The others are one click away. */
+const SHOWN = 5;
 
-/** @param {{job: string}} props */
-export function Problems({ job }) {
+/** @param {string} job @returns {any[]} the worst first */
+export function useProblems(job) {
   const { data } = usePoll((signal) => read(`${pathOf(job)}/problems`, { signal }), REFRESH_MS, [job]);
-  if (!data || data.job !== job || !data.problems.length) return null;
-  const more = data.problems.length - SHOWN;
+  return data?.job === job ? data.problems : [];
+}
+
+/** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
+export function Problems({ job, problems, zone }) {
+  if (!problems.length) return null;
+  const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone} />`;
+  const rest = problems.slice(SHOWN);
   return html`<section class="problems" aria-labelledby="problems-title">
-    <h2 id="problems-title">Problems</h2>
-    <ul>${data.problems.slice(0, SHOWN).map((each) => html`<li key=${`${each.stage} ${each.health}`} class=${each.severity}
-        data-problem=${each.stage}>
-      <span class=${`status ${each.health}`}><span aria-hidden="true">${signOf(each.health)}</span> ${wordOf(each.health)}</span>${" "}
-      <a href=${link({ job, stage: each.stage })}>${each.stage}</a>: ${each.because}${waiting(each.holds_back)}</li>`)}</ul>
-    ${more > 0 && html`<p class="help">and ${more.toLocaleString("en")} more</p>`}
+    <h2 id="problems-title">${problems.length === 1 ? "1 problem" : `${problems.length.toLocaleString("en")} problems`}</h2>
+    <ol>${problems.slice(0, SHOWN).map(line)}</ol>
+    ${rest.length > 0 && html`<details><summary>${rest.length.toLocaleString("en")} more</summary>
+      <ol start=${SHOWN + 1}>${rest.map((each, k) => line(each, k + SHOWN))}</ol></details>`}
   </section>`;
+}
+
+function Problem({ job, of, number, zone }) {
+  const mark = () => showStage(of.stage);
+  const unmark = () => showStage(null);
+  return html`<li class=${of.severity} data-problem=${of.stage} onMouseEnter=${mark} onMouseLeave=${unmark} onFocusIn=${mark} onFocusOut=${unmark}>
+    <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
+      onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
+    <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of.holds_back)}</li>`;
 }
 
 function waiting(stages) {

@@ -30,7 +30,7 @@ export function Ranges({ route, me, stage, zone, nowMs }) {
   const { data, problem } = usePoll((signal) => read(path, { signal }), ms, [path]);
   if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data) return null;
-  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">It has none: what comes in goes out.</p></section>`;
+  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The stage does not have ranges: its output is its input.</p></section>`;
   return html`<section class="ranges" aria-labelledby="ranges-title">
     <h2 id="ranges-title">Ranges</h2>
     <${HeatMap} summary=${data} route=${route} zone=${zone} />

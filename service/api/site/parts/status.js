@@ -14,6 +14,8 @@ const KINDS = {
   final: ["■", "final", "Nothing more will come"],
 };
 
+const UNWELL = new Set(["failed", "no_worker", "silent", "stalled", "waiting"]);
+
 /**
  * What a stage or a job is shown as: its health, unless that is well or not known.
  * @param {{status?: string, health?: string | null} | undefined} of
@@ -21,6 +23,8 @@ const KINDS = {
 export const kindOf = (of) => (of?.health && of.health !== "ok" ? of.health : of?.status ?? "unknown");
 
 const known = (kind) => KINDS[kind] ?? ["○", kind, ""];
+/** What an operator has to see: `unknown` is not among them, as it passes by itself. */
+export const isUnwell = (kind) => UNWELL.has(kind);
 export const signOf = (kind) => known(kind)[0];
 export const wordOf = (kind) => known(kind)[1];
 

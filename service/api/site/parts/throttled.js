@@ -1,6 +1,6 @@
-/** The shards of a stage that are asked to wait, and why. */
+/** The throttled shards of a stage, and why. */
 import { html } from "../lib/html.js";
-import { counted, instant } from "../lib/time.js";
+import { counted, instant, moments } from "../lib/time.js";
 
 const MOST = 50;
 
@@ -11,12 +11,12 @@ export function Throttled({ throttle, stage, zone }) {
   return html`<section aria-labelledby="throttled-title">
     <h2 id="throttled-title">Throttled: ${counted(shards.length, "shard")}</h2>
     <div class="scroll"><table class="cards">
-      <thead><tr><th scope="col">Shard</th><th scope="col">Asked to</th><th scope="col">Because</th></tr></thead>
+      <thead><tr><th scope="col">Shard</th><th scope="col">Throttle</th><th scope="col">Because</th></tr></thead>
       <tbody>${shards.slice(0, MOST).map(([shard, advice]) => html`<tr key=${shard}>
         <th scope="row">${shard}</th>
-        <td data-label="Asked to">${advice.pause ? "pause" : `read at ${Math.round(advice.rate * 100)} %`}${advice.until !== null
+        <td data-label="Throttle">${advice.pause ? "pause" : `read at ${Math.round(advice.rate * 100)} %`}${advice.until !== null
           ? ` beyond ${instant(advice.until, zone)}` : ""}</td>
-        <td data-label="Because">${advice.because}</td></tr>`)}</tbody></table></div>
+        <td data-label="Because">${moments(advice.because, zone)}</td></tr>`)}</tbody></table></div>
     ${shards.length > MOST && html`<p>and ${shards.length - MOST} more</p>`}
   </section>`;
 }

@@ -5,7 +5,7 @@ import { Connection } from "../parts/connection.js";
 import { Danger } from "../parts/danger.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
 import { Graph } from "../parts/graph.js";
-import { Problems } from "../parts/problems.js";
+import { Problems, useProblems } from "../parts/problems.js";
 import { StageTable } from "../parts/stage-table.js";
 
 /** How often lags are written again of stages that have not moved. */
@@ -19,13 +19,14 @@ export function JobView({ route, me, zone }) {
   const asked = route.query.get("why");
   const stage = store && (store.graph?.has(asked) ? asked : lastInLine(store));
   const why = useExplanation(route.job, stage, store?.version ?? 0);
+  const problems = useProblems(route.job);
   if (!store) return null;
-  const given = { store, why, route, zone, nowMs };
+  const given = { store, why, problems, route, zone, nowMs };
   const ready = store.graph && store.stages.size > 0;
   return html`
     <div class="heading"><h1>${route.job}</h1><${Connection} connection=${store.connection} /></div>
     ${ready && html`
-      <${Problems} job=${route.job} />
+      <${Problems} job=${route.job} problems=${problems} zone=${zone} />
       <${Graph} ...${given} />
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
       <${StageTable} ...${given} />

@@ -3,7 +3,7 @@ import { read } from "../lib/api.js";
 import { html, useRef } from "../lib/html.js";
 import { useNow, usePoll } from "../lib/hooks.js";
 import { changed, go, link } from "../lib/route.js";
-import { counted, duration, fromIso, instant, isEnd, lag } from "../lib/time.js";
+import { counted, duration, fromIso, instant, isEnd, lag, moments } from "../lib/time.js";
 import { Status } from "../parts/status.js";
 import { Sparkline } from "../parts/sparkline.js";
 
@@ -57,7 +57,7 @@ function Row({ job, nowMs, zone }) {
   const still = job.status !== "final" && stillMs > STILL_MS;
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
-    <td data-label="Health" title=${job.because ?? undefined}><${Status} of=${job} /></td>
+    <td data-label="Health" title=${job.because ? moments(job.because, zone) : undefined}><${Status} of=${job} /></td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${isEnd(job.output_watermark) ? "–" : duration(lag(job.output_watermark, nowMs))}</td>

@@ -5,6 +5,7 @@ import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
 import { Connection } from "../parts/connection.js";
 import { Eta } from "../parts/eta.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
+import { Fold } from "../parts/fold.js";
 import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Status } from "../parts/status.js";
@@ -24,11 +25,13 @@ export function StageView({ route, me, zone }) {
     ${stage && html`<${Facts} ...${given} />`}
     ${stage && why !== undefined && html`
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
-      <${HistoryChart} ...${given} />
-      <${Eta} ...${given} />
+      <${Fold} title=${html`<h2>Watermarks over time</h2>`} open=${asks(route, "from", "to", "span")}><${HistoryChart} ...${given} /></${Fold}>
+      <${Fold} title=${html`<h2>When will it be done?</h2>`} open=${asks(route, "at")}><${Eta} ...${given} /></${Fold}>
       <${Throttled} throttle=${store.throttle} stage=${route.stage} zone=${zone} />
-      <${Ranges} ...${given} me=${me} />`}`;
+      <${Fold} title=${html`<h2>Ranges</h2>`} open=${asks(route, "show", "n", "rf", "rt")}><${Ranges} ...${given} me=${me} /></${Fold}>`}`;
 }
+
+const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
 function Facts({ stage, zone, nowMs }) {
   const system = stage.processing_watermark;

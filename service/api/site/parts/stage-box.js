@@ -1,0 +1,94 @@
+/** A stage in the graph: its name, watermark, lags and ranges, with badges for all that is not well. */
+import { html } from "../lib/html.js";
+import { now } from "../lib/api.js";
+import { NODE } from "../lib/layout.js";
+import { link } from "../lib/route.js";
+import { fitted, widthOf } from "../lib/text.js";
+import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { Following } from "./following.js";
+import { isUnwell, kindOf, signOf, wordOf } from "./status.js";
+
+const PAD = 12;
+const GAP = 6;
+const BADGE = { height: 20, pad: 6 };
+/** As in the style sheet: what is measured is what is drawn. */
+const FONTS = { name: "700 14px", text: "400 13px", badge: "600 12px" };
+/** A holder's name gets at least this much. */
+const LEAST_HOLDER = 60;
+
+/** @param {{name: string, place: {x: number, y: number}, store: any, node: any, held: boolean, range: string | null, more: number, number: number, zone: any}} props */
+export class StageBox extends Following {
+  render({ name, place, store, node, held, range, more, number, zone }) {
+    const stage = store.stages.get(name);
+    const kind = kindOf(stage);
+    const lines = [instant(stage?.output_watermark ?? null, zone), lags(stage, now()), reported(stage, node)];
+    const badges = badgesOf(stage, store.throttle?.shards[name]);
+    const foot = range !== null || badges.length > 0;
+    const described = [wordOf(kind), ...badges].join(", ");
+    const health = isUnwell(kind) ? wordOf(kind) : "";
+    const healthWidth = health ? badgeWidth(health) : 0;
+    const numberWidth = number ? badgeWidth(String(number)) + GAP : 0;
+    const room = NODE.width - 2 * PAD;
+    return html`<a href=${link({ job: store.job, stage: name })} class=${`stage ${kind}${held ? " held" : ""}`} data-stage=${name}
+      draggable=${false} aria-label=${`${number ? `problem ${number}, ` : ""}${name}, ${described}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
+      <title>${name}</title>
+      <g transform=${`translate(${place.x} ${place.y})`}>
+        <rect class="box" width=${NODE.width} height=${NODE.height + (foot ? NODE.foot : 0)} rx="6" />
+        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${7} text=${String(number)} />`}
+        <text class="name" x=${PAD + numberWidth} y="22">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
+        <text class="sign" x=${NODE.width - PAD} y="22">${signOf(kind)}</text>
+        <text class="output" x=${PAD} y="42">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
+        ${health && html`<${Badge} kind="health" x=${NODE.width - PAD - healthWidth} y=${28} text=${health} />`}
+        <text x=${PAD} y="61">${fitted(lines[1], FONTS.text, room)}</text>
+        <text x=${PAD} y="79">${fitted(lines[2], FONTS.text, room)}</text>
+        ${foot && html`<${Foot} range=${range} more=${more} badges=${badges} />`}
+      </g></a>`;
+  }
+}
+
+const badgeWidth = (text) => Math.ceil(widthOf(text, FONTS.badge)) + 2 * BADGE.pad;
+
+function Badge({ kind, x, y, text, width = badgeWidth(text) }) {
+  return html`<g class=${`badge ${kind}`}><rect x=${x} y=${y} width=${width} height=${BADGE.height} rx="4" />
+    <text x=${x + BADGE.pad} y=${y + 14}>${text}</text></g>`;
+}
+
+/** The range that holds back, and the badges: these have their whole words, the range what is left. */
+function Foot({ range, more, badges }) {
+  const y = NODE.height;
+  let right = NODE.width - PAD;
+  const placed = badges.map((text) => {
+    const x = right - badgeWidth(text);
+    right = x - GAP;
+    return html`<${Badge} kind=${text.split(" ")[0]} x=${x} y=${y} text=${text} />`;
+  });
+  if (range === null) return placed;
+  const others = more > 0 ? ` +${more.toLocaleString("en")}` : "";
+  const room = Math.max(LEAST_HOLDER, right - PAD) - 2 * BADGE.pad;
+  const text = fitted(range, FONTS.badge, room - (others ? widthOf(others, FONTS.badge) : 0)) + others;
+  return html`${placed}<g class="holder" data-range=${range}><title>${range}${others}</title>
+    <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
+}
+
+/** What the words of a stage's health do not say. */
+function badgesOf(stage, shards) {
+  const throttled = Object.keys(shards ?? {}).length;
+  const retired = stage?.ranges.retired ?? 0;
+  return [retired && `retired ${retired.toLocaleString("en")}`, throttled && `throttled ${throttled.toLocaleString("en")}`]
+    .filter(Boolean);
+}
+
+function lags(stage, nowMs) {
+  if (!stage || stage.output_watermark === null) return "no lag yet";
+  if (isEnd(stage.output_watermark)) return "nothing more will come";
+  const system = stage.processing_watermark;
+  const behind = `lag ${duration(lag(stage.output_watermark, nowMs))}`;
+  return isInstant(system) ? `${behind} · system ${duration(Math.max(0, nowMs - system))}` : behind;
+}
+
+function reported(stage, node) {
+  if (node?.kind === "passthrough") return "not a range of its own";
+  const total = (stage?.ranges.total ?? node?.ranges ?? 0).toLocaleString("en");
+  const done = (stage?.ranges.reported ?? 0).toLocaleString("en");
+  return `${done} of ${total} ranges reported`;
+}

@@ -1,0 +1,60 @@
+"""A stage on a phone: what stands, and why, on the first screen; the others are unfolded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from playwright.sync_api import Page, expect
+
+from tests.web.conftest import Opened
+from tests.web.flights import Flights
+
+STAGE: Final = "/#/jobs/nyc-flights/stages/newark"
+WIDTH: Final = 360
+HEIGHT: Final = 740
+TITLES: Final = ("Watermarks over time", "When will it be done?", "Ranges")
+
+
+def _length(page: Page) -> int:
+    return page.evaluate("document.documentElement.scrollHeight")
+
+
+def test_a_stage_is_short_and_unfolds(flights: Flights, open_page: Opened):
+    requests: list[str] = []
+    with open_page("/", width=WIDTH, height=HEIGHT) as page:
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(STAGE)
+        folds = page.locator("details.fold")
+        expect(folds).to_have_count(4)
+        for part in (".facts .status", "[data-fact=output]", ".because"):
+            expect(page.locator(part)).to_be_in_viewport(ratio=1)
+        for title in TITLES:
+            expect(page.get_by_role("heading", name=title)).to_be_visible()
+        assert not [
+            each for each in requests if "/newark/history" in each or "range-summary" in each
+        ]
+        folded = _length(page)
+        for summary in page.locator("details.fold > summary").all():
+            summary.click()
+        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".heat button").first).to_be_visible()
+        expect(page.get_by_text("1 range holds newark back")).to_have_count(2)
+        for title in TITLES:
+            # A title has become the line that unfolds, and is not repeated below.
+            expect(page.get_by_role("heading", name=title)).to_have_count(1)
+        assert folded * 3 <= _length(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+
+
+def test_a_link_unfolds_what_it_shows(flights: Flights, open_page: Opened):
+    with open_page(f"{STAGE}?show=all", width=WIDTH, height=HEIGHT) as page:
+        expect(page.locator(".ranges tbody tr")).to_have_count(5)
+        expect(page.locator(".u-over")).to_have_count(0)
+
+
+def test_a_wide_view_has_nothing_to_unfold(flights: Flights, open_page: Opened):
+    with open_page(STAGE, width=WIDTH, height=HEIGHT) as page:
+        expect(page.locator("details.fold")).to_have_count(4)
+        page.set_viewport_size({"width": 1_366, "height": 800})
+        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator("details.fold")).to_have_count(0)
