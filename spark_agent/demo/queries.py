@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from pyspark.sql import Column, DataFrame
@@ -100,19 +100,17 @@ def specification(medium: Medium) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def start_queries(pipeline: Pipeline, medium: Medium, strategy: Strategy) -> list[StreamingQuery]:
-    """Start all queries, writers first: a file source must find its input folder and its format."""
-    queries: list[StreamingQuery] = []
+def start_queries(
+    pipeline: Pipeline, medium: Medium, strategy: Strategy
+) -> Generator[StreamingQuery]:
+    """Start one query at each step, writers first: a file source must find its input and its format."""
     for source in SOURCES:
         lines = medium.source(pipeline, source, "departed_at", strategy)
-        queries.append(
-            start(pipeline, medium, sessions(pipeline, lines, source), rotations(source))
-        )
+        yield start(pipeline, medium, sessions(pipeline, lines, source), rotations(source))
     joined = _departures_with_weather(pipeline, medium, strategy)
-    queries.append(start(pipeline, medium, joined, DEPARTURES_WEATHER))
+    yield start(pipeline, medium, joined, DEPARTURES_WEATHER)
     weekly = pipeline.report(weekly_averages(pipeline, medium), stage=WEEKLY, event_time="to")
-    queries.append(start(pipeline, medium, weekly, WEEKLY))
-    return queries
+    yield start(pipeline, medium, weekly, WEEKLY)
 
 
 def sessions(pipeline: Pipeline, lines: DataFrame, source: str) -> DataFrame:

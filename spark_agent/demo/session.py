@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -64,16 +65,41 @@ def _java_version(text: str) -> int | None:
 
 
 @contextmanager
-def spark_session(folder: Path, partitions: int, jars: str = "") -> Generator[SparkSession]:
-    """Start Spark on all cores; its error output goes to `folder/spark.log`.
+def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
+    """Start Spark, and stop it at the end; see `starting_spark`."""
+    with starting_spark(folder, partitions) as session:
+        yield session()
 
-    `jars`: jars that Spark needs, as the setting `spark.jars` lists them.
+
+@contextmanager
+def starting_spark(
+    folder: Path, partitions: int, jars: str = ""
+) -> Generator[Callable[[], SparkSession]]:
+    """Start Spark on all cores, in the background; its error output goes to `folder/spark.log`.
+
+    Yields a function that waits for the session. `jars`: jars that Spark needs, as the setting
+    `spark.jars` lists them.
     """
+    with ThreadPoolExecutor(1) as starter:
+        starting = starter.submit(_start, folder, partitions, jars)
+
+        def session() -> SparkSession:
+            starting.result()
+            # Makes the session the active one of this thread, too.
+            return SparkSession.builder.getOrCreate()
+
+        try:
+            yield session
+        finally:
+            starting.result().stop()
+
+
+def _start(folder: Path, partitions: int, jars: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = folder / "log4j2.properties"
     settings.write_text(_LOGGING)
     with _errors_to(folder / "spark.log"):
-        spark = (
+        return (
             SparkSession.builder.master("local[*]")
             .appName("tidegauge demo")
             .config(
@@ -98,10 +124,6 @@ def spark_session(folder: Path, partitions: int, jars: str = "") -> Generator[Sp
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .getOrCreate()
         )
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 @contextmanager
