@@ -95,12 +95,15 @@ class Retirements:
             raise refusals.no_ranges(stage)
         reach = view.pipeline.reach((stage,))
         _, observed = await self._live.observe(job, sorted(reach))
+        if stage not in observed:
+            # It has become a passthrough since the snapshot.
+            raise _changing(stage)
         index = observed[stage].layout.index.get(range_name)
         if index is None:
             raise refusals.unknown_range(stage, range_name)
         found = await self._live.range_views(job, stage, [index])
         if not found or found[0].name != range_name:
-            raise UnavailableError(f"the ranges of stage {stage!r} are changing: retry")
+            raise _changing(stage)
         return Retiring(found[0], _moves(view, observed, stage, index))
 
     @run_to_completion
@@ -150,6 +153,10 @@ class Retirements:
             )
             for stage, name in wanted
         ]
+
+
+def _changing(stage: str) -> UnavailableError:
+    return UnavailableError(f"the ranges of stage {stage!r} are changing: retry")
 
 
 def _moves(

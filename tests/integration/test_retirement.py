@@ -242,6 +242,26 @@ async def test_a_shard_stays_retired_when_the_pipeline_changes(job: Api) -> None
     assert await job.output("taps") == 40
 
 
+async def test_a_stage_that_loses_its_ranges_meanwhile_is_retried(
+    job: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica changes the pipeline between the two reads of a retirement."""
+    read = RecoveringLiveStore.snapshot
+
+    async def read_and_change(self: RecoveringLiveStore, name: str) -> Any:
+        found = await read(self, name)
+        with monkeypatch.context() as before:
+            before.setattr(RecoveringLiveStore, "snapshot", read)
+            await job.change(FLOW | {"counts": {"inputs": ["taps"], "passthrough": True}})
+        return found
+
+    with monkeypatch.context() as racing:
+        racing.setattr(RecoveringLiveStore, "snapshot", read_and_change)
+        refused = problem(await job.post_retire("counts", LEFT), 503, "unavailable")
+    assert refused["detail"] == "the ranges of stage 'counts' are changing: retry"
+    problem(await job.post_retire("counts", LEFT), 422, "invalid-request")
+
+
 async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
     tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,8 @@ def client_of(connection: Connection) -> Client:
         )
     host = connection.host
     if "://" not in host:
+        # Airflow takes the brackets off an address of IPv6.
+        host = f"[{host}]" if ":" in host else host
         host = f"{connection.schema or 'http'}://{host}"
     if connection.port:
         host = f"{host}:{connection.port}"

@@ -48,9 +48,14 @@ def watermark_sensor(
     results anew, so its partitions are requested anew. A service that does not answer is polled again. A
     wrong job, stage or key fails the evaluation, and Dagster shows the error.
 
-    Raises `TypeError` or `ValueError` for partitions that a watermark cannot complete.
+    Raises `TypeError` or `ValueError` for partitions that a watermark cannot complete, and for a limit
+    below one.
     """
     checked = check_partitions(partitions)
+    if limit < 1:
+        raise ValueError(
+            f"limit is {limit}: at least one run is requested each time, so set 1 or more"
+        )
 
     @sensor(
         name=name or f"{job}_{stage}_watermark".replace("-", "_").replace(".", "_"),

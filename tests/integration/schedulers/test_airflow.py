@@ -122,5 +122,11 @@ def test_airflow_lists_the_provider_and_tests_its_connection(books: Books, airfl
     assert "False" in run(airflow, "-c", code, **books.variables)
 
 
+def test_a_connection_by_an_address_of_ipv6(books: Books, airflow: Path) -> None:
+    books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = "tidegauge://[::1]:1"
+    code = "from tidegauge_airflow import TidegaugeHook; print(*TidegaugeHook().test_connection())"
+    assert "GET http://[::1]:1/" in run(airflow, "-c", code, **books.variables)
+
+
 def test_the_package_is_typed(airflow: Path, tmp_path: Path) -> None:
     assert type_errors("airflow", airflow, tmp_path) == ""

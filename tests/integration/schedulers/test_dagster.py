@@ -177,10 +177,16 @@ for partitions in (
         watermark_sensor(job="j", stage="s", partitions=partitions, target=[results])
     except (TypeError, ValueError) as error:
         print(error)
+try:
+    days = DailyPartitionsDefinition(start_date="2026-01-01")
+    watermark_sensor(job="j", stage="s", partitions=days, target=[results], limit=0)
+except ValueError as error:
+    print(error)
 """
-    first, second = run(dagster, "-c", code).splitlines()
+    first, second, third = run(dagster, "-c", code).splitlines()
     assert "StaticPartitionsDefinition: a watermark completes partitions of time alone" in first
     assert "end_offset=1" in second
+    assert "limit is 0" in third
 
 
 def test_an_hour_that_occurs_twice_is_requested_twice(dagster: Path) -> None:
