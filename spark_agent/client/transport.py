@@ -12,7 +12,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self, cast
 
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.util import parse_url
 
 from spark_agent.client import tracing
 from spark_agent.client.credentials import KeySource, UnusableKeyError
@@ -77,10 +78,8 @@ class Transport:
         clock: Clock,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL {url!r} is not that of a service: write http://HOST:PORT")
         self._key = key
-        self._url = url.rstrip("/")
+        self._url = _base_url(url)
         self._timeout_ms = timeout_ms
         self._patience_ms = patience_ms
         self._retries = True
@@ -170,6 +169,25 @@ class Transport:
         except UnusableKeyError as error:
             raise NoUsableKey(str(error)) from None
         return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _base_url(url: str) -> str:
+    """Return a service's URL without a slash at its end.
+
+    Raises `ValueError` for one that cannot be requested: a retry would not mend it.
+
+    >>> _base_url("https://gauge.example/base/"), _base_url("http://[::1]:8000")
+    ('https://gauge.example/base', 'http://[::1]:8000')
+    """
+    with suppress(LocationParseError):
+        parsed = parse_url(url)
+        is_base = parsed.query is None and parsed.fragment is None
+        if parsed.scheme in {"http", "https"} and parsed.host and is_base:
+            return url.rstrip("/")
+    raise ValueError(
+        f"the URL {url!r} is not that of a service: write http://HOST:PORT, "
+        "and an IPv6 address in brackets, as in http://[::1]:8000"
+    )
 
 
 class _RetryableError(Exception):

@@ -132,7 +132,13 @@ def test_an_answer_that_lacks_what_it_must_have_is_none() -> None:
             asking.watermark("j", "s")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "", "ftp://127.0.0.1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("127.0.0.1:8000", "", "ftp://127.0.0.1", "http://", "http://a b:80"),
+        *("http://::1:8000", "http://[::1", "http://h:99999", "http://h:x", "http://h/?job=j"),
+    ],
+)
 def test_a_url_that_is_no_service_s_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="write http://HOST:PORT"):
         Client(url)
