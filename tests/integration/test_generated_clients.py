@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pkgutil
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from tests.support.api import ok
+from tests.support.commands import run
 from tests.support.documents import block
 from tests.support.required import program
 from tests.support.server import Service
@@ -38,27 +38,12 @@ CHECKED: Final[dict[str, Any]] = {
 }
 
 
-def run(*command: str | Path, folder: Path, **variables: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PATH": path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def generated(server: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder with the generated package and the walk of the page."""
     folder = tmp_path_factory.mktemp("python")
     command = block("sh", "openapi-python-client generate").strip()
-    run("bash", "-c", f"{command} --fail-on-warning", folder=folder, URL=server.url)
+    run("bash", "-c", f"{command} --fail-on-warning", folder=folder, variables={"URL": server.url})
     (folder / "walk.py").write_text(block("python", "tidegauge_http.api.leases"))
     sys.path.insert(0, str(folder))
     try:
@@ -150,7 +135,13 @@ def compiled(server: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("typescript")
     shutil.copytree(ROOT / "tests/data/typescript", folder, dirs_exist_ok=True)
     fetch_packages(npm, folder)
-    run("bash", "-c", block("sh", "npx openapi-typescript"), folder=folder, URL=server.url)
+    run(
+        "bash",
+        "-c",
+        block("sh", "npx openapi-typescript"),
+        folder=folder,
+        variables={"URL": server.url},
+    )
     (folder / "walk.ts").write_text(block("typescript", "openapi-fetch"))
     run("npx", "--no-install", "tsc", "--project", ".", folder=folder)
     return folder
@@ -172,7 +163,7 @@ def fetch_packages(npm: Path, folder: Path) -> None:
 def test_the_walk_of_the_typescript_client(compiled: Path, server: Service) -> None:
     start = "import { walk } from './out/walk.js'; console.log(await walk(process.env.URL));"
     (compiled / "start.mjs").write_text(start)
-    printed = run("node", "start.mjs", folder=compiled, URL=server.url)
+    printed = run("node", "start.mjs", folder=compiled, variables={"URL": server.url})
     assert printed.strip() == str(WATERMARK)
 
 

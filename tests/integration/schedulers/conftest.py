@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.server import ROOT
 
 _SCRIPTS: Final = Path(sys.executable).parent
@@ -32,20 +33,6 @@ def environment_with(package: str, folder: Path) -> Path:
     run(*install, "-r", source / "requirements.lock")
     run(*install, "--no-deps", ROOT, copy)
     return python
-
-
-def run(*command: str | Path, **variables: str) -> str:
-    """Run a program to its end; return its output."""
-    done = subprocess.run(
-        command,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def type_errors(package: str, python: Path, folder: Path) -> str:

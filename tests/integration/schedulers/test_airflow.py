@@ -14,7 +14,8 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.client.reports import RangeReport, Rank
-from tests.integration.schedulers.conftest import run, type_errors
+from tests.integration.schedulers.conftest import type_errors
+from tests.support.commands import run
 from tests.support.documents import block
 from tests.support.server import Service
 
@@ -63,7 +64,7 @@ class Books:
 def home(airflow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an Airflow with its database."""
     folder = tmp_path_factory.mktemp("airflow-home")
-    run(airflow.parent / "airflow", "db", "migrate", AIRFLOW_HOME=str(folder))
+    run(airflow.parent / "airflow", "db", "migrate", variables={"AIRFLOW_HOME": str(folder)})
     return folder
 
 
@@ -113,19 +114,21 @@ def test_a_job_that_is_gone_fails_at_once_without_retries(books: Books, deferrab
 
 
 def test_airflow_lists_the_provider_and_tests_its_connection(books: Books, airflow: Path) -> None:
-    listed = run(airflow.parent / "airflow", "providers", "list", "-o", "json", **books.variables)
+    listed = run(
+        airflow.parent / "airflow", "providers", "list", "-o", "json", variables=books.variables
+    )
     assert "tidegauge-airflow" in {each["package_name"] for each in json.loads(listed)}
     code = "from tidegauge_airflow import TidegaugeHook; print(*TidegaugeHook().test_connection())"
-    assert "True the service answers" in run(airflow, "-c", code, **books.variables)
+    assert "True the service answers" in run(airflow, "-c", code, variables=books.variables)
     away = json.dumps({"conn_type": "tidegauge", "host": "127.0.0.1", "port": 1})
     books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = away
-    assert "False" in run(airflow, "-c", code, **books.variables)
+    assert "False" in run(airflow, "-c", code, variables=books.variables)
 
 
 def test_a_connection_by_an_address_of_ipv6(books: Books, airflow: Path) -> None:
     books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = "tidegauge://[::1]:1"
     code = "from tidegauge_airflow import TidegaugeHook; print(*TidegaugeHook().test_connection())"
-    assert "GET http://[::1]:1/" in run(airflow, "-c", code, **books.variables)
+    assert "GET http://[::1]:1/" in run(airflow, "-c", code, variables=books.variables)
 
 
 def test_the_package_is_typed(airflow: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.client.reports import Lease, RangeReport, Rank
-from tests.integration.schedulers.conftest import run, type_errors
+from tests.integration.schedulers.conftest import type_errors
+from tests.support.commands import run
 from tests.support.documents import block
 from tests.support.server import Service
 
