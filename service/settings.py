@@ -90,7 +90,6 @@ class Settings(BaseSettings):
             file: Path | None = getattr(self, f"{name}_file")
             if file is not None:
                 setattr(self, name, _first_line(file))
-                setattr(self, f"{name}_file", None)
         return self
 
 

@@ -10,7 +10,7 @@ import logging.config
 import os
 import socket
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import typer
 import uvicorn
@@ -30,6 +30,9 @@ from service.server.http_protocol import GuardedProtocol
 from service.server.tls import make_context, tls_files
 from service.settings import Settings
 from service.telemetry.redaction import redact
+
+_URLS: Final = frozenset({"ledger_url", "live_url"})
+"""The settings that may come from files."""
 
 
 def serve(workers: int, **options: object) -> None:
@@ -76,6 +79,8 @@ def read_settings(**options: object) -> Settings:
     Raises `CannotStartError`.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    # An option comes before a file that the environment names.
+    given |= {f"{name}_file": None for name in _URLS if name in given}
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except UnicodeDecodeError:
@@ -114,13 +119,14 @@ def _serve_many(settings: Settings, listeners: list[socket.socket], workers: int
     asyncio.run(_check_not_exposed(settings))
     asyncio.run(_check_live_store(settings))
     # The processes are spawned, and read their settings from the environment. An operator's key is there
-    # already, or in a file: as an option it would be visible to other users of the machine.
-    given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key"})
+    # already, or in a file: as an option it would be visible to other users of the machine. A URL from a
+    # file stays in the file: it may have a password.
+    in_files = {name for name in _URLS if getattr(settings, f"{name}_file") is not None}
+    given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key", *in_files})
     for name, value in given.items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
-    for name in ("LEDGER_URL_FILE", "LIVE_URL_FILE"):
-        # The files were read, and their contents are now in the environment.
-        os.environ.pop(f"TIDEGAUGE_{name}", None)
+    for name in _URLS - in_files:
+        os.environ.pop(f"TIDEGAUGE_{name.upper()}_FILE", None)
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
         "service.server.app:create_app",

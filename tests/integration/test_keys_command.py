@@ -296,6 +296,35 @@ def test_no_secret_shows_in_logs_processes_or_settings(service: Service) -> None
         assert hidden.encode() not in ledger
 
 
+def test_a_url_from_a_file_shows_in_no_process(
+    tmp_path: Path, postgres_server: PostgresServer, redis_server: RedisServer
+) -> None:
+    """Each process reads the file; its URL may have a password."""
+    file = tmp_path / "live-url"
+    file.write_text(redis_server.url)
+    # The option of the ledger comes before the file that the environment names.
+    named = {"TIDEGAUGE_LIVE_URL_FILE": str(file), "TIDEGAUGE_LEDGER_URL_FILE": "/nowhere"}
+    service = Service(tmp_path, options=("--workers", "2"), environment=named)
+    service.ledger_url = postgres_server.database()
+    with service:
+        shown = children_environments(service.pid)
+        assert len(shown) >= 2
+        for environment in shown:
+            assert str(file) in environment
+            assert redis_server.url not in environment
+        service.stop()
+
+
+def children_environments(pid: int) -> list[str]:
+    """Return the environments of a process's children, as other programs of the user see them.
+
+    A process that `spawn` starts has the environment of its start.
+    """
+    ps = ["ps", "-o", "pid=", "--ppid", str(pid)]
+    found = subprocess.run(ps, capture_output=True, text=True, check=True, timeout=60).stdout
+    return [Path(f"/proc/{each}/environ").read_text() for each in found.split()]
+
+
 def test_no_secret_shows_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGAUGE_ADMIN_KEY", ADMIN)
     settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
