@@ -42,7 +42,7 @@ class TidegaugeHook(BaseHook):
         try:
             with self.get_conn() as client:
                 jobs = len(client.jobs()["jobs"])
-        except AggregatorError as error:
+        except (AggregatorError, ValueError) as error:
             return False, str(error)
         return True, f"the service answers, with {jobs} jobs"
 

@@ -120,9 +120,10 @@ def test_airflow_lists_the_provider_and_tests_its_connection(books: Books, airfl
     assert "tidegauge-airflow" in {each["package_name"] for each in json.loads(listed)}
     code = "from tidegauge_airflow import TidegaugeHook; print(*TidegaugeHook().test_connection())"
     assert "True the service answers" in run(airflow, "-c", code, variables=books.variables)
-    away = json.dumps({"conn_type": "tidegauge", "host": "127.0.0.1", "port": 1})
-    books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = away
-    assert "False" in run(airflow, "-c", code, variables=books.variables)
+    for host in ("127.0.0.1", "not a host", ""):
+        away = json.dumps({"conn_type": "tidegauge", "host": host, "port": 1})
+        books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = away
+        assert "False" in run(airflow, "-c", code, variables=books.variables)
 
 
 def test_a_connection_by_an_address_of_ipv6(books: Books, airflow: Path) -> None:
