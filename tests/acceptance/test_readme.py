@@ -24,6 +24,7 @@ from spark_agent import Client
 from spark_agent.cli.common import URL_VARIABLE
 from spark_agent.cli.profile import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
+from spark_agent.demo.session import link_spark_home
 from spark_agent.executor.tally import Count
 from spark_agent.soundness.operators import TABLE
 from tests.support.binaries import free_port, wait_until
@@ -271,7 +272,11 @@ class Session:
         self._errors = (folder / "stderr").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-c", SESSION % (FILE_MANAGER_SETTING, ONE_STEP)],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": str(link_spark_home(folder / "spark-home")),
+            },
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_agent import Pipeline
+from spark_agent.demo.session import link_spark_home
 from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
 from tests.spark.flow import RANGES, Flow
 from tests.support.kafka_server import KafkaServer
@@ -45,6 +46,7 @@ def spark(
     """One whose Java keeps its compiled code: the default, 48 MiB for one compiler, fills in minutes."""
     folder = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_HOME"] = str(link_spark_home(folder / "home"))
     os.environ["PYTHONPATH"] = str(ROOT)  # workers unpickle what the tests define
     session = (
         SparkSession.builder.master("local[2]")

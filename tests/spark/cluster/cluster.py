@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import pyspark
-
+from spark_agent.demo.session import link_spark_home
 from tests.spark.cluster.data import COLUMNS, Lines, Row, Shape, answer, files, land, parse
 from tests.spark.cluster.driver import JOB, STAGE, Order
 from tests.spark.flow import until
@@ -33,7 +32,8 @@ class Drivers:
         """`arguments` are those of Python: a module and its own."""
         self.folder = folder
         self._arguments = arguments
-        self._home = _spark_home(folder)
+        # The workers of a local cluster write into Spark's home, too.
+        self._home = link_spark_home(folder / "spark-home")
         self._drivers: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -215,12 +215,3 @@ def batches(folder: Path) -> int:
     """Return the number of batches in a log of a checkpoint."""
     found = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return max(found, default=-1) + 1
-
-
-def _spark_home(folder: Path) -> Path:
-    """The installed package, linked: the workers of a local cluster write into Spark's home."""
-    home = folder / "spark-home"
-    home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        (home / entry.name).symlink_to(entry)
-    return home
