@@ -78,6 +78,20 @@ class Thinned:
     """True if rows may be left."""
 
 
+Span = tuple[int, int]
+"""An interval of wall time in ms, both ends included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChanges:
+    """Records of the changes of a job, each kind newest first."""
+
+    records: Sequence[AuditRecord]
+    """Those of the audit, except the ones about runs."""
+    runs: Sequence[RunRecord]
+    """Runs that were opened or ended."""
+
+
 class Ledger(Protocol):
     """Port of a ledger. Raises `UnavailableError` when its database does not answer in time.
 
@@ -171,10 +185,12 @@ class Ledger(Protocol):
         """
         ...
 
-    async def runs(self, job: str, limit: int, before: int | None = None) -> Sequence[RunRecord]:
+    async def runs(
+        self, job: str, limit: int, before: int | None = None, stage: str | None = None
+    ) -> Sequence[RunRecord]:
         """Return the newest runs of a job, newest first. Raises `UnknownJobError`.
 
-        `before`: only those with a lower number.
+        `before`: only those with a lower number; `stage`: only those that were opened for this stage.
         """
         ...
 
@@ -267,6 +283,13 @@ class Ledger(Protocol):
 
         `before`: only records with a lower number; `job`: only records about this job; `action`: only
         records of this action.
+        """
+        ...
+
+    async def changes(self, job: str, stage: str | None, span: Span, limit: int) -> RecordedChanges:
+        """Return what makes up the newest `limit` changes of a job within a span of time.
+
+        `stage`: without the runs and retirements of other stages. Raises `UnknownJobError`.
         """
         ...
 
