@@ -26,7 +26,7 @@ class ChangesOfJobs:
         found = await self._ledger.changes(job, stage, span, limit + skip)
         changes = [change_of(record) for record in found.records]
         changes += [change for run in found.runs for change in _changes_of(run, span)]
-        # Of changes in one millisecond, a run ends after its begin.
+        # Within one millisecond, a run ends after its begin.
         changes.sort(
             key=lambda each: (each.at_ms, each.run or 0, each.outcome is not None), reverse=True
         )

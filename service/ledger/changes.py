@@ -39,7 +39,7 @@ async def find_changes(
     )
     started = runs.c.started_at_ms.between(*span)
     ended = runs.c.ended_at_ms.between(*span)
-    # Of as many runs as changes are wanted, each has one: the newest changes are among them.
+    # Each run has at least one change, so the newest changes are of at most as many runs.
     newest: ColumnElement[int] = case((ended, runs.c.ended_at_ms), else_=runs.c.started_at_ms)
     executed = (
         run_sql.RUNS_OF_JOB.where(or_(started, ended))

@@ -12,7 +12,7 @@ from typing import Protocol
 from service.frontier.graph import StageWatermark
 from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk, Columns
-from service.model.history import HistoryPoint
+from service.model.history import HistoryPoint, RowCounts
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
@@ -53,6 +53,8 @@ class JobRecord:
     """The newest revision in the live store."""
     advances: Mapping[str, StageWatermark]
     epochs: Mapping[str, int]
+    counts: Mapping[str, RowCounts] = field(default_factory=dict[str, RowCounts])
+    """The rows of stages that advance, for the history."""
     chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
     """True if nothing newer than `seen` may have been recorded. Advances are joins, so their order does

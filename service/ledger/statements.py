@@ -33,6 +33,7 @@ from sqlalchemy import (
 
 from service.frontier.graph import StageWatermark
 from service.ledger.tables import (
+    COUNTS,
     WATERMARK,
     history,
     incarnations,
@@ -180,7 +181,7 @@ def _advanced(to: Mapping[str, ColumnElement[Any]]) -> dict[str, ColumnElement[A
 
 
 _TO = {name: bindparam(f"b_{name}", type_=stages.c[name].type) for name in WATERMARK}
-_HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms"]
+_HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms", *COUNTS]
 ADVANCE_STAGE = (
     update(stages)
     .where(
@@ -207,7 +208,12 @@ ADD_TO_HISTORY = insert(history).from_select(
         stages.c.version,
         *(stages.c[name] for name in WATERMARK),
         stages.c.updated_at_ms,
-    ).where(stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")),
+        *(bindparam(f"b_{name}", type_=BigInteger) for name in COUNTS),
+    ).where(
+        stages.c.job == bindparam("b_job"),
+        stages.c.stage == bindparam("b_stage"),
+        stages.c.revision == bindparam("b_revision"),
+    ),
 )
 
 
@@ -238,6 +244,7 @@ def _record_in_one_statement() -> Executable:
         column("job", String),
         column("stage", String),
         *(column(name, stages.c[name].type) for name in WATERMARK),
+        *(column(name, BigInteger) for name in COUNTS),
     )
     to = {name: advance.c[name] for name in WATERMARK}
     # Separate from the update, which would lock the rows in an arbitrary order.
@@ -288,7 +295,10 @@ def _record_in_one_statement() -> Executable:
             moved.c.version,
             *(moved.c[name] for name in WATERMARK),
             moved.c.updated_at_ms,
-        ).join_from(moved, taken, moved.c.job == taken.c.name),
+            *(advance.c[name] for name in COUNTS),
+        )
+        .join_from(moved, taken, moved.c.job == taken.c.name)
+        .join(advance, and_(advance.c.job == moved.c.job, advance.c.stage == moved.c.stage)),
     )
     return (
         select(

@@ -12,7 +12,7 @@ from tests.web.flights import Flights
 STAGE: Final = "/#/jobs/nyc-flights/stages/newark"
 WIDTH: Final = 360
 HEIGHT: Final = 740
-TITLES: Final = ("Watermarks over time", "When will it be done?", "Ranges")
+TITLES: Final = ("Watermarks over time", "Runs", "When will it be done?", "Ranges")
 
 
 def _length(page: Page) -> int:
@@ -25,7 +25,7 @@ def test_a_stage_is_short_and_unfolds(flights: Flights, open_page: Opened):
         page.on("request", lambda request: requests.append(request.url))
         page.goto(STAGE)
         folds = page.locator("details.fold")
-        expect(folds).to_have_count(4)
+        expect(folds).to_have_count(5)
         for part in (".facts .status", "[data-fact=output]", ".because"):
             expect(page.locator(part)).to_be_in_viewport(ratio=1)
         for title in TITLES:
@@ -54,7 +54,7 @@ def test_a_link_unfolds_what_it_shows(flights: Flights, open_page: Opened):
 
 def test_a_wide_view_has_nothing_to_unfold(flights: Flights, open_page: Opened):
     with open_page(STAGE, width=WIDTH, height=HEIGHT) as page:
-        expect(page.locator("details.fold")).to_have_count(4)
+        expect(page.locator("details.fold")).to_have_count(5)
         page.set_viewport_size({"width": 1_366, "height": 800})
         expect(page.locator(".u-over")).to_be_visible()
         expect(page.locator("details.fold")).to_have_count(0)
