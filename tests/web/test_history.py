@@ -81,9 +81,10 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
 
 
 def _hover(page: Page, mark: Locator) -> None:
+    mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 3, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] - 2, box["y"] + box["height"] / 2)
 
 
 def test_a_change_comes_to_the_chart_that_is_shown(service: Service, open_page: Opened):
