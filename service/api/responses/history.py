@@ -9,15 +9,14 @@ from msgspec import Meta, Struct
 from service.aggregator import (
     PastWatermark,
 )
-from service.api.responses.common import Instant, Watermark
+from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.estimate import CONFIDENCE, Estimate, Expected, NoEstimate
 from service.frontier.graph import Status
 from service.frontier.timestamps import MAX, iso, to_wire
 
 _Rows = Annotated[
-    int | None,
+    Count | None,
     Meta(
-        ge=0,
         description="Rows that the ranges had reported at this change, as in the watermark. They start"
         " over at a loss of the live store. null: unknown, or not a change, as at `from`",
     ),
