@@ -36,7 +36,7 @@ def test_a_stage_is_short_and_unfolds(flights: Flights, open_page: Opened):
         folded = _length(page)
         for summary in page.locator("details.fold > summary").all():
             summary.click()
-        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".chart .u-over")).to_be_visible()
         expect(page.locator(".heat button").first).to_be_visible()
         expect(page.get_by_text("1 range holds newark back")).to_have_count(2)
         for title in TITLES:
@@ -49,12 +49,12 @@ def test_a_stage_is_short_and_unfolds(flights: Flights, open_page: Opened):
 def test_a_link_unfolds_what_it_shows(flights: Flights, open_page: Opened):
     with open_page(f"{STAGE}?show=all", width=WIDTH, height=HEIGHT) as page:
         expect(page.locator(".ranges tbody tr")).to_have_count(5)
-        expect(page.locator(".u-over")).to_have_count(0)
+        expect(page.locator(".chart .u-over")).to_have_count(0)
 
 
 def test_a_wide_view_has_nothing_to_unfold(flights: Flights, open_page: Opened):
     with open_page(STAGE, width=WIDTH, height=HEIGHT) as page:
         expect(page.locator("details.fold")).to_have_count(5)
         page.set_viewport_size({"width": 1_366, "height": 800})
-        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".chart .u-over")).to_be_visible()
         expect(page.locator("details.fold")).to_have_count(0)
