@@ -1,4 +1,4 @@
-"""Changes of a job within a span of time: an index of the audit."""
+"""Changes of a job: an index of the audit that passes over the many records of runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
-_INDEX = "audit_by_job_and_time"
+_INDEX = "audit_by_job_and_action"
 
 
 def upgrade() -> None:
-    op.create_index(_INDEX, "audit", ["job", "at_ms", "number"])
+    op.create_index(_INDEX, "audit", ["job", "action", "at_ms"])
 
 
 def downgrade() -> None:

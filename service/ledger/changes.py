@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, and_, case, or_, select
+from sqlalchemy import ColumnElement, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import run_statements as run_sql
@@ -14,7 +14,14 @@ from service.ledger.rows import run_of
 from service.ledger.tables import audit, runs
 from service.model.audit import Action
 
-_OF_JOB = (Action.CREATE_JOB, Action.CHANGE_JOB, Action.RESET_JOB, Action.DELETE_JOB)
+_ACTIONS = (
+    Action.CREATE_JOB,
+    Action.CHANGE_JOB,
+    Action.RESET_JOB,
+    Action.DELETE_JOB,
+    Action.RETIRE_RANGE,
+)
+"""Those without runs, which the ledger keeps apart. The index passes over the records of runs."""
 
 
 async def find_changes(
@@ -23,20 +30,20 @@ async def find_changes(
     """See `Ledger.changes`."""
     if (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none() is None:
         raise unknown_job(job)
-    retired = audit.c.action == Action.RETIRE_RANGE.value
-    if stage is not None:
-        # The detail of a retirement begins with the stage. Names do not have blanks.
-        retired = and_(retired, audit.c.detail.startswith(f"{stage} ", autoescape=True))
     records = (
         select(audit)
         .where(
             audit.c.job == job,
             audit.c.at_ms.between(*span),
-            or_(audit.c.action.in_([each.value for each in _OF_JOB]), retired),
+            audit.c.action.in_([each.value for each in _ACTIONS]),
         )
         .order_by(audit.c.at_ms.desc(), audit.c.number.desc())
         .limit(limit)
     )
+    if stage is not None:
+        # The detail of a retirement begins with the stage. Names do not have blanks.
+        of_stage = audit.c.detail.startswith(f"{stage} ", autoescape=True)
+        records = records.where(or_(audit.c.action != Action.RETIRE_RANGE.value, of_stage))
     started = runs.c.started_at_ms.between(*span)
     ended = runs.c.ended_at_ms.between(*span)
     # Each run has at least one change, so the newest changes are of at most as many runs.

@@ -162,7 +162,7 @@ audit = Table(
     Column("key", String(128), nullable=True),
     Column("detail", Text, nullable=False),
     Index("audit_by_job", "job", "number"),
-    Index("audit_by_job_and_time", "job", "at_ms", "number"),
+    Index("audit_by_job_and_action", "job", "action", "at_ms"),
     Index("audit_by_age", "at_ms"),
     comment="Who changed what, from where and when; deleted by age",
 )
