@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
+from service.aggregator.changes import ChangesOfJobs
 from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.explain import Explainer
@@ -108,6 +109,7 @@ class Aggregator:
         self.reader = Reader(
             live, self._live, last_seen, self.throttling, self.examiner, shutdown, clock
         )
+        self.changes = ChangesOfJobs(ledger)
         self.history = History(self.reader, ledger, clock)
         self.problems = Problems(self.reader, self.examiner, clock)
         self.overviews = Overviews(self.reader, self.problems.jobs_if_available, clock)
@@ -214,9 +216,11 @@ class Aggregator:
         self._publisher.touch(job, ended.stages)
         return ended.end
 
-    async def runs(self, job: str, limit: int, before: int | None = None) -> Sequence[RunRecord]:
+    async def runs(
+        self, job: str, limit: int, before: int | None = None, stage: str | None = None
+    ) -> Sequence[RunRecord]:
         """Return the newest runs of a job, newest first; see `Ledger.runs`."""
-        return await self._ledger.runs(job, limit, before)
+        return await self._ledger.runs(job, limit, before, stage)
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`. New shards join a dynamic source."""

@@ -26,7 +26,7 @@ from service.frontier.estimate import (
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MIN
 from service.ledger.port import Ledger
-from service.model.history import HistoryPoint
+from service.model.history import HistoryPoint, RowCounts
 
 _AT_ONCE = 500
 """Number of intervals in one transaction: some ten ms, for which SQLite does nothing else."""
@@ -38,6 +38,8 @@ class PastWatermark:
 
     at_ms: int
     watermark: StageWatermark
+    counts: RowCounts | None = None
+    """The rows up to the advance at this instant; None: unknown, or without an advance then."""
 
 
 class History:
@@ -78,7 +80,10 @@ class History:
             held = [PastWatermark(from_ms, StageWatermark())]
         else:
             held = []
-        found = [*held, *(PastWatermark(each.at_ms, each.watermark) for each in changes)]
+        found = [
+            *held,
+            *(PastWatermark(each.at_ms, each.watermark, each.counts) for each in changes),
+        ]
         return found[:points]
 
     async def estimate(

@@ -72,6 +72,18 @@ def detail_of(stage: str, range_name: str, because: str) -> str:
     return f"{stage} {range_name}: {because}"
 
 
+def parts_of(detail: str) -> tuple[str, str, str]:
+    """Return the stage, the range and the reason in the detail of a retirement.
+
+    >>> parts_of("taps taps-3: closed: for good")
+    ('taps', 'taps-3', 'closed: for good')
+    """
+    # Names have neither blanks nor colons.
+    names, _, because = detail.partition(": ")
+    stage, _, range_name = names.partition(" ")
+    return stage, range_name, because
+
+
 class Retirements:
     """The retired ranges."""
 

@@ -293,6 +293,23 @@ def moment(
     )
 
 
+def span(request: Request, now_ms: int, default_ms: int | None = None) -> tuple[int, int]:
+    """Read `from` and `to`, two moments of the wall clock. Raises `InvalidRequestError`.
+
+    `default_ms`: the length by default; None: from the beginning of time.
+    """
+    until_ms = moment(request, "to", is_event=False)
+    until_ms = now_ms if until_ms is None else until_ms
+    from_ms = moment(request, "from", is_event=False)
+    if from_ms is None:
+        from_ms = EARLIEST if default_ms is None else max(until_ms - default_ms, EARLIEST)
+    if from_ms > until_ms:
+        raise InvalidRequestError(
+            f"from is {from_ms}, which is after to, {until_ms}: it must not be later"
+        )
+    return from_ms, until_ms
+
+
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 
 

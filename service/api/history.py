@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from service.api.descriptions import event_time, query, wall_clock
 from service.api.endpoints import Call, Endpoints
-from service.api.exchange import answer, integer, moment
+from service.api.exchange import answer, integer, moment, span
 from service.api.responses.history import EtaBody, HistoryBody, eta_body, past_watermark_body
 from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError
-from service.frontier.timestamps import EARLIEST, understood
+from service.frontier.timestamps import understood
 from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
@@ -44,12 +44,7 @@ async def get_history(call: Call[None]) -> HistoryBody:
     it.
     """
     points = integer(call.request, "points", 1, MAX_POINTS, DEFAULT_POINTS) or DEFAULT_POINTS
-    until_ms = _instant(call.request, "to", call.aggregator.now_ms())
-    from_ms = _instant(call.request, "from", max(until_ms - _DEFAULT_SPAN_MS, EARLIEST))
-    if from_ms > until_ms:
-        raise InvalidRequestError(
-            f"from is {from_ms}, which is after to, {until_ms}: it must not be later"
-        )
+    from_ms, until_ms = span(call.request, call.aggregator.now_ms(), _DEFAULT_SPAN_MS)
     found = await call.aggregator.history.points(
         call.job, call.stage, from_ms=from_ms, until_ms=until_ms, points=points
     )
@@ -81,8 +76,3 @@ async def get_eta(call: Call[None]) -> Response:
     state, found = await call.aggregator.history.estimate(call.job, call.stage, target)
     body = eta_body(target, found, state.view.watermark.output)
     return answer(body, headers={AT: understood(target)})
-
-
-def _instant(request: Request, name: str, default_ms: int) -> int:
-    value = moment(request, name, is_event=False)
-    return default_ms if value is None else value

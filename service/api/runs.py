@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.descriptions import query
 from service.api.endpoints import Call, Endpoints, json_body
-from service.api.exchange import integer
+from service.api.exchange import check_name, integer
 from service.api.paging import cursor_parameter, first_page
 from service.api.requests import EndRun, OpenRun
 from service.api.responses.jobs import CommitsBody
@@ -18,6 +18,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.model.keys import Role
+from service.model.pipeline_spec import NAME_PATTERN
 from service.model.runs import MAX_NUMBER, MAX_RUNS, NewRun
 
 endpoints = Endpoints("runs")
@@ -52,14 +53,22 @@ async def open_run(call: Call[OpenRun]) -> RunBody:
             {"type": "integer", "minimum": 1, "maximum": MAX_RUNS, "default": DEFAULT_RUNS},
         ),
         cursor_parameter({"type": "string", "pattern": "^[1-9][0-9]{0,15}$"}),
+        query(
+            "stage",
+            "Only runs that were opened for this stage",
+            {"type": "string", "pattern": NAME_PATTERN},
+        ),
     ),
 )
 async def get_runs(call: Call[None]) -> RunsBody:
     """Show the runs of a job and their ends, newest first."""
     limit = integer(call.request, "limit", 1, MAX_RUNS, DEFAULT_RUNS) or DEFAULT_RUNS
     before = integer(call.request, "cursor", 1, MAX_NUMBER, None)
+    stage = call.request.query_params.get("stage")
+    if stage is not None:
+        check_name("stage", stage)
     # One more shows that there is another page.
-    found = await call.aggregator.runs(call.job, limit + 1, before)
+    found = await call.aggregator.runs(call.job, limit + 1, before, stage)
     return runs_body(*first_page(list(found), limit, lambda each: str(each.run)))
 
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Literal
 
 from service.clock import Clock
-from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob
+from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob, overtaken
 from service.errors import UnavailableError
-from service.frontier.graph import Pipeline
 from service.ledger.port import JobRecord, Ledger, Recorded
 from service.live.port import LiveStore, StateLostError
+from service.model.history import row_counts
 from service.model.jobs import JobView
 from service.tasks import side_by_side
 from service.telemetry.metrics import Metrics
@@ -285,9 +285,9 @@ class Publisher:
             pending.reject(error)
             self._dropped.add(record.job)
             return None
-        overtaken = _overtaken(view.pipeline, record, recorded)
-        if overtaken:
-            pending.stages |= overtaken
+        again = overtaken(view.pipeline, record, recorded)
+        if again:
+            pending.stages |= again
             pending.epochs = {}
             return "moved"
         stages = {**view.stages, **recorded.views}
@@ -376,6 +376,7 @@ class Publisher:
             seen=view.revision,
             advances=advances,
             epochs=epochs,
+            counts=row_counts(agreements, advances),
             chunks=chunks,
             # A record without an idle or a retired member must not miss that it became active meanwhile.
             # The first attempt takes the cheap way, which works unless another replica records.
@@ -383,18 +384,3 @@ class Publisher:
             or any(w.idle for w in (*published.values(), *advances.values()))
             or any(each.without_retired for each in agreements.values()),
         )
-
-
-def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set[str]:
-    """Return the stages that were computed from an input that another replica has advanced meanwhile.
-
-    If two replicas advance the two inputs of a stage at once, each computes the stage with the old value
-    of the other input. The ledger orders the two records, and the second replica finds the first one's
-    advance in what it gets back. So at least one of the two computes the stage again.
-    """
-    return {
-        downstream
-        for stage, view in recorded.views.items()
-        if view.watermark != record.advances.get(stage)
-        for downstream in pipeline.downstreams.get(stage, ())
-    }

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from service.errors import UnavailableError
+from service.frontier.graph import Pipeline
+from service.ledger.port import JobRecord, Recorded
 from service.model.jobs import JobView
 
 if TYPE_CHECKING:
@@ -107,3 +109,18 @@ def _forward(done: asyncio.Future[Published], to: asyncio.Future[Published]) -> 
         _resolve(to, done.result())
     else:
         _reject(to, error)
+
+
+def overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set[str]:
+    """Return the stages that were computed from an input that another replica has advanced meanwhile.
+
+    If two replicas advance the two inputs of a stage at once, each computes the stage with the old value
+    of the other input. The ledger orders the two records, and the second replica finds the first one's
+    advance in what it gets back. So at least one of the two computes the stage again.
+    """
+    return {
+        downstream
+        for stage, view in recorded.views.items()
+        if view.watermark != record.advances.get(stage)
+        for downstream in pipeline.downstreams.get(stage, ())
+    }

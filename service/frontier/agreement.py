@@ -38,6 +38,10 @@ class Agreement:
     idle: bool = False
     without_retired: bool = field(default=False, compare=False, repr=False)
     """True if a member is retired. It may report again before this is published: then it counts."""
+    records: int = field(default=0, compare=False, repr=False)
+    """Records that the members have reported, for the history."""
+    late: int = field(default=0, compare=False, repr=False)
+    """Late rows, likewise."""
 
 
 STAND_STILL = Agreement(MIN)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import Row, bindparam, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger.tables import audit
@@ -53,16 +54,18 @@ async def read_audit(
         found = found.where(audit.c.job == job)
     if action is not None:
         found = found.where(audit.c.action == action.value)
-    return [
-        AuditRecord(
-            number=row.number,
-            deed=Deed(Action(row.action), Actor(row.actor, row.address), row.at_ms),
-            job=row.job,
-            key=row.key,
-            detail=row.detail,
-        )
-        for row in await db.execute(found)
-    ]
+    return [record_of(row) for row in await db.execute(found)]
+
+
+def record_of(row: Row[Any]) -> AuditRecord:
+    """Return the record in a row of the audit."""
+    return AuditRecord(
+        number=row.number,
+        deed=Deed(Action(row.action), Actor(row.actor, row.address), row.at_ms),
+        job=row.job,
+        key=row.key,
+        detail=row.detail,
+    )
 
 
 async def trim_audit(db: AsyncConnection, keep_until_ms: int) -> int:

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import history_statements as sql
 from service.ledger.database import Database
-from service.ledger.port import Thinned
+from service.ledger.port import Span, Thinned
 from service.ledger.rows import history_points
 from service.model.history import HistoryPoint
 
@@ -27,7 +27,7 @@ class History:
         """The minute up to which this process has thinned all rows."""
         self._slice = _SLICE
 
-    async def thin(self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:
+    async def thin(self, db: AsyncConnection, fine_until_ms: int, keep_until_ms: int) -> Thinned:
         """See `Ledger.thin_history`."""
         if not self._database.is_sqlite and not await db.scalar(sql.BEGIN_THINNING):
             # Another replica is thinning.
@@ -64,11 +64,9 @@ async def find_history(
     db: AsyncConnection,
     job: str,
     stage: str,
-    *,
     generation: int,
     newest: int,
-    from_ms: int,
-    until_ms: int,
+    span: Span,
     intervals: int,
 ) -> Sequence[HistoryPoint]:
     """See `Ledger.history`."""
@@ -79,8 +77,8 @@ async def find_history(
             "b_stage": stage,
             "b_generation": generation,
             "b_newest": newest,
-            "b_from_ms": from_ms,
-            "b_span_ms": until_ms - from_ms,
+            "b_from_ms": span[0],
+            "b_span_ms": span[1] - span[0],
             "b_intervals": intervals,
         },
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 from service.frontier.graph import StageWatermark
 from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk, Columns
-from service.model.history import HistoryPoint
+from service.model.history import HistoryPoint, RowCounts
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
@@ -53,6 +53,8 @@ class JobRecord:
     """The newest revision in the live store."""
     advances: Mapping[str, StageWatermark]
     epochs: Mapping[str, int]
+    counts: Mapping[str, RowCounts] = field(default_factory=dict[str, RowCounts])
+    """The rows of stages that advance, for the history."""
     chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
     """True if nothing newer than `seen` may have been recorded. Advances are joins, so their order does
@@ -76,6 +78,20 @@ class Thinned:
     """Number of deleted rows."""
     more: bool
     """True if rows may be left."""
+
+
+Span = tuple[int, int]
+"""An interval of wall time in ms, both ends included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChanges:
+    """Records of the changes of a job, each kind newest first."""
+
+    records: Sequence[AuditRecord]
+    """Those of the audit, except the ones about runs."""
+    runs: Sequence[RunRecord]
+    """Runs that were opened or ended."""
 
 
 class Ledger(Protocol):
@@ -171,10 +187,12 @@ class Ledger(Protocol):
         """
         ...
 
-    async def runs(self, job: str, limit: int, before: int | None = None) -> Sequence[RunRecord]:
+    async def runs(
+        self, job: str, limit: int, before: int | None = None, stage: str | None = None
+    ) -> Sequence[RunRecord]:
         """Return the newest runs of a job, newest first. Raises `UnknownJobError`.
 
-        `before`: only those with a lower number.
+        `before`: only those with a lower number; `stage`: only those that were opened for this stage.
         """
         ...
 
@@ -267,6 +285,13 @@ class Ledger(Protocol):
 
         `before`: only records with a lower number; `job`: only records about this job; `action`: only
         records of this action.
+        """
+        ...
+
+    async def changes(self, job: str, stage: str | None, span: Span, limit: int) -> RecordedChanges:
+        """Return what makes up the newest `limit` changes of a job within a span of time.
+
+        `stage`: without the runs and retirements of other stages. Raises `UnknownJobError`.
         """
         ...
 

@@ -10,7 +10,14 @@ from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
 from service.ledger.port import JobRecord, Recorded
-from service.ledger.rows import advance_row, advance_rows, packed_rows, record_row, view_of
+from service.ledger.rows import (
+    advance_row,
+    advance_rows,
+    counts_row,
+    packed_rows,
+    record_row,
+    view_of,
+)
 from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import StageView
 
@@ -89,4 +96,12 @@ async def _advance(db: AsyncConnection, record: JobRecord, revision: int, at_ms:
     await db.execute(
         sql.ADVANCE_STAGE, [advance_row(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
     )
-    await db.execute(sql.ADD_TO_HISTORY, key | {"b_generation": record.generation})
+    await db.execute(
+        sql.ADD_TO_HISTORY,
+        [
+            key
+            | {"b_stage": stage, "b_generation": record.generation}
+            | {f"b_{name}": value for name, value in counts_row(record, stage).items()}
+            for stage, _ in advances
+        ],
+    )

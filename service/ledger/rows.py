@@ -12,7 +12,7 @@ from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.health import Outcome
 from service.frontier.ranges import Layout
 from service.ledger.port import JobRecord, NewLayout
-from service.ledger.tables import WATERMARK
+from service.ledger.tables import COUNTS, WATERMARK
 from service.model.checkpoints import (
     COLUMNS,
     CheckpointChunk,
@@ -21,7 +21,7 @@ from service.model.checkpoints import (
     joined_columns,
     packed_columns,
 )
-from service.model.history import HistoryPoint
+from service.model.history import HistoryPoint, RowCounts
 from service.model.jobs import InstalledStage, StageProgress, StageView
 from service.model.runs import NewRun, RunEnd, RunRecord
 
@@ -93,9 +93,15 @@ def record_row(record: JobRecord) -> dict[str, Any]:
 def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
     """Return the advances of a record as rows for `RECORD_IN_ONE_STATEMENT`."""
     return [
-        {"job": record.job, "stage": stage, **watermark_row(watermark)}
+        {"job": record.job, "stage": stage, **watermark_row(watermark), **counts_row(record, stage)}
         for stage, watermark in record.advances.items()
     ]
+
+
+def counts_row(record: JobRecord, stage: str) -> dict[str, int | None]:
+    """Return the rows of a stage as columns of the history."""
+    counts = record.counts.get(stage)
+    return {name: None if counts is None else getattr(counts, name) for name in COUNTS}
 
 
 def chunks_of(
@@ -134,11 +140,15 @@ def history_points(
 ) -> list[HistoryPoint]:
     """Return the rows of `FIND_HISTORY` or `FIND_LAST_HISTORY` that are of this generation."""
     return [
-        HistoryPoint(row.after_ms, row.at_ms, watermark_of(row), row.version)
+        HistoryPoint(row.after_ms, row.at_ms, watermark_of(row), row.version, _counts_of(row))
         for row in rows
         if (row.job, row.stage, row.generation) == (job, stage, generation)
         and row.at_ms > row.after_ms
     ]
+
+
+def _counts_of(row: Row[Any]) -> RowCounts | None:
+    return None if row.records is None else RowCounts(row.records, row.late)
 
 
 def end_of(row: Row[Any]) -> RunEnd | None:

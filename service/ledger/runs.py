@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import StaleRunError, UnknownRunError
 from service.frontier.health import past
+from service.ledger import run_statements as run_sql
 from service.ledger import statements as sql
 from service.ledger.audit import write_audit
 from service.ledger.loading import unknown_job
@@ -26,9 +27,9 @@ async def open_run(
     number = int(row.last_run)
     stages = sorted(set(run.stages))
     # Before the stages are taken from the earlier runs.
-    await db.execute(sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
-    found = await db.execute(sql.FIND_LAST_EPOCH, {"b_job": job, "b_stages": stages})
-    await db.execute(sql.ADD_RUN, run_row(job, number, run, at_ms, found.scalar_one()))
+    await db.execute(run_sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
+    found = await db.execute(run_sql.FIND_LAST_EPOCH, {"b_job": job, "b_stages": stages})
+    await db.execute(run_sql.ADD_RUN, run_row(job, number, run, at_ms, found.scalar_one()))
     await db.execute(
         sql.GIVE_STAGE_TO_RUN,
         [
@@ -36,7 +37,7 @@ async def open_run(
             for stage in stages
         ],
     )
-    await db.execute(sql.DROP_OLD_RUNS, {"b_job": job, "b_until": number - MAX_RUNS})
+    await db.execute(run_sql.DROP_OLD_RUNS, {"b_job": job, "b_until": number - MAX_RUNS})
     detail = f"run {number} of {', '.join(stages)} by {run.holder}"
     await write_audit(db, deed, job=job, detail=detail)
     return number
@@ -48,10 +49,10 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
     if head is None or head.deleted:
         raise unknown_job(job)
     key = {"b_job": job, "b_run": end.run}
-    row = (await db.execute(sql.FIND_RUN, key)).one_or_none()
+    row = (await db.execute(run_sql.FIND_RUN, key)).one_or_none()
     if row is None and end.run > head.last_run:
         raise UnknownRunError(f"job {job!r} has no run {end.run}")
-    stages = [each.stage for each in await db.execute(sql.FIND_STAGES_OF_RUN, key)]
+    stages = [each.stage for each in await db.execute(run_sql.FIND_STAGES_OF_RUN, key)]
     before = None if row is None else end_of(row)
     if before is not None:
         if before.outcome is not end.outcome:
@@ -67,7 +68,7 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
             f"run {end.run} is fenced: each of its stages belongs to a newer run, or to none", None
         )
     await db.execute(
-        sql.END_RUN,
+        run_sql.END_RUN,
         {
             **key,
             "b_outcome": end.outcome.value,
@@ -80,7 +81,7 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
 
 
 async def find_runs(
-    db: AsyncConnection, job: str, limit: int, before: int | None
+    db: AsyncConnection, job: str, limit: int, before: int | None, stage: str | None
 ) -> Sequence[RunRecord]:
     """See `Ledger.runs`."""
     if (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none() is None:
@@ -90,10 +91,13 @@ async def find_runs(
         "b_limit": limit,
         "b_before": MAX_NUMBER + 1 if before is None else before,
     }
-    return [run_of(row) for row in await db.execute(sql.FIND_RUNS, values)]
+    found = (
+        run_sql.FIND_RUNS if stage is None else run_sql.FIND_RUNS.where(run_sql.opened_for(stage))
+    )
+    return [run_of(row) for row in await db.execute(found, values)]
 
 
 async def find_holder(db: AsyncConnection, job: str, run: int) -> str | None:
     """See `Ledger.run_holder`."""
-    found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
+    found = await db.execute(run_sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
     return found.scalar_one_or_none()

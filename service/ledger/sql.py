@@ -7,10 +7,8 @@ deadlock. The statements are in `service.ledger.statements`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import wraps
-from types import CoroutineType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
@@ -18,16 +16,27 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from service.ledger import audit, history, keys, runs, tables
+from service.ledger import audit, changes, history, keys, runs, tables
 from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
 from service.ledger.layouts import add_stages, change_layouts, check_joined
 from service.ledger.loading import draw_incarnation, load_job, load_jobs, unknown_job
-from service.ledger.port import JobHead, JobRecord, Ledger, NewLayout, Recorded, Thinned
+from service.ledger.port import (
+    JobHead,
+    JobRecord,
+    Ledger,
+    NewLayout,
+    Recorded,
+    RecordedChanges,
+    Span,
+    Thinned,
+)
 from service.ledger.recording import record_each, record_in_one_statement
 from service.ledger.rows import new_job_row
+from service.ledger.run_statements import SAVE_EPOCHS_OF_RUNS
 from service.ledger.tables import jobs, promise_chunks, stages
+from service.ledger.transactions import reading, writing
 from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
@@ -35,35 +44,6 @@ from service.model.jobs import Specification, StoredJob
 from service.model.keys import Key
 from service.model.runs import EndedRun, NewRun, RunEnd, RunRecord
 from service.tasks import run_to_completion
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _writing(
-    work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
-) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
-    """Run a method as one transaction, which it gets as its first argument."""
-
-    @run_to_completion
-    @wraps(work)
-    async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await ledger.database.write(lambda db: work(ledger, db, *args, **kwargs))
-
-    return run
-
-
-def _reading(
-    work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
-) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
-    """Run a method as one transaction that only reads."""
-
-    @run_to_completion
-    @wraps(work)
-    async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await ledger.database.read(lambda db: work(ledger, db, *args, **kwargs))
-
-    return run
 
 
 class SqlLedger(Ledger):
@@ -91,25 +71,25 @@ class SqlLedger(Ledger):
         await self.database.close()
 
     @override
-    @_writing
+    @writing
     async def ping(self, db: AsyncConnection) -> None:
         # A row that nobody ever sees. Its transaction is written all the same.
         await db.execute(sql.PROBE)
         await db.execute(sql.REMOVE_PROBE)
 
     @override
-    @_reading
+    @reading
     async def heads(self, db: AsyncConnection) -> Sequence[JobHead]:
         return [JobHead(*row) for row in await db.execute(sql.FIND_HEADS)]
 
     @override
-    @_reading
+    @reading
     async def deleted(self, db: AsyncConnection, jobs: Collection[str]) -> Mapping[str, int]:
         found = await db.execute(sql.FIND_DELETED, {"b_jobs": list(jobs)})
         return {row.name: row.generation for row in found}
 
     @override
-    @_reading
+    @reading
     async def head(self, db: AsyncConnection, job: str) -> JobHead:
         row = (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none()
         if row is None:
@@ -117,12 +97,12 @@ class SqlLedger(Ledger):
         return JobHead(*row)
 
     @override
-    @_reading
+    @reading
     async def get(self, db: AsyncConnection, job: str) -> StoredJob:
         return await load_job(db, job)
 
     @override
-    @_reading
+    @reading
     async def specification(self, db: AsyncConnection, job: str) -> Specification:
         row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [job]})).one_or_none()
         if row is None or row.deleted:
@@ -130,7 +110,7 @@ class SqlLedger(Ledger):
         return Specification(row.name, row.generation, row.layout_version, bytes(row.spec))
 
     @override
-    @_writing
+    @writing
     async def begin_incarnations(
         self, db: AsyncConnection, seen: Mapping[str, int], at_ms: int
     ) -> Mapping[str, StoredJob]:
@@ -150,7 +130,7 @@ class SqlLedger(Ledger):
         return await load_jobs(db, jobs, with_checkpoint=True)
 
     @override
-    @_writing
+    @writing
     async def create(
         self, db: AsyncConnection, layout: NewLayout, at_ms: int, deed: Deed | None = None
     ) -> StoredJob | None:
@@ -178,7 +158,7 @@ class SqlLedger(Ledger):
         return await load_job(db, layout.job)
 
     @override
-    @_writing
+    @writing
     async def replace(
         self,
         db: AsyncConnection,
@@ -211,7 +191,7 @@ class SqlLedger(Ledger):
         return stored
 
     @override
-    @_writing
+    @writing
     async def reset(
         self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
     ) -> StoredJob:
@@ -220,13 +200,13 @@ class SqlLedger(Ledger):
         if row is None:
             raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
-        await db.execute(sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
+        await db.execute(SAVE_EPOCHS_OF_RUNS, {"b_job": job})
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
         await audit.write_audit(db, deed, job=job)
         return await load_job(db, job)
 
     @override
-    @_writing
+    @writing
     async def delete(
         self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
     ) -> int:
@@ -239,28 +219,33 @@ class SqlLedger(Ledger):
         return int(row.generation)
 
     @override
-    @_writing
+    @writing
     async def open_run(
         self, db: AsyncConnection, job: str, run: NewRun, at_ms: int, deed: Deed | None = None
     ) -> int:
         return await runs.open_run(db, job, run, at_ms, deed)
 
     @override
-    @_writing
+    @writing
     async def end_run(
         self, db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None = None
     ) -> EndedRun:
         return await runs.end_run(db, job, end, deed)
 
     @override
-    @_reading
+    @reading
     async def runs(
-        self, db: AsyncConnection, job: str, limit: int, before: int | None = None
+        self,
+        db: AsyncConnection,
+        job: str,
+        limit: int,
+        before: int | None = None,
+        stage: str | None = None,
     ) -> Sequence[RunRecord]:
-        return await runs.find_runs(db, job, limit, before)
+        return await runs.find_runs(db, job, limit, before, stage)
 
     @override
-    @_reading
+    @reading
     async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:
         return await runs.find_holder(db, job, run)
 
@@ -279,7 +264,7 @@ class SqlLedger(Ledger):
             taken |= await self._record_each(left, at_ms)
         return taken
 
-    @_writing
+    @writing
     async def _record_each(
         self, db: AsyncConnection, records: Sequence[JobRecord], at_ms: int
     ) -> Mapping[str, Recorded]:
@@ -291,7 +276,7 @@ class SqlLedger(Ledger):
         if chunks:
             await self._checkpoint(chunks)
 
-    @_writing
+    @writing
     async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
         # Locked like any other write: once the next incarnation has begun from the saved chunks, none of
         # an earlier one may be added.
@@ -299,7 +284,7 @@ class SqlLedger(Ledger):
         await self._checkpoints.save(db, chunks)
 
     @override
-    @_reading
+    @reading
     async def history(
         self,
         db: AsyncConnection,
@@ -313,25 +298,18 @@ class SqlLedger(Ledger):
         intervals: int,
     ) -> Sequence[HistoryPoint]:
         return await history.find_history(
-            db,
-            job,
-            stage,
-            generation=generation,
-            newest=newest,
-            from_ms=from_ms,
-            until_ms=until_ms,
-            intervals=intervals,
+            db, job, stage, generation, newest, (from_ms, until_ms), intervals
         )
 
     @override
-    @_reading
+    @reading
     async def began_after(
         self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
     ) -> bool:
         return await history.began_after(db, job, stage, generation, at_ms)
 
     @override
-    @_reading
+    @reading
     async def last_advances(
         self,
         db: AsyncConnection,
@@ -345,40 +323,38 @@ class SqlLedger(Ledger):
         return await history.last_advances(db, job, stage, generation, newest, limit)
 
     @override
-    @_writing
+    @writing
     async def thin_history(
         self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int
     ) -> Thinned:
-        return await self._history.thin(
-            db, fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms
-        )
+        return await self._history.thin(db, fine_until_ms, keep_until_ms)
 
     # ---- keys and the audit
 
     @override
-    @_reading
+    @reading
     async def keys(self, db: AsyncConnection) -> Sequence[Key]:
         return await keys.find_keys(db)
 
     @override
-    @_writing
+    @writing
     async def add_key(
         self, db: AsyncConnection, key: Key, deed: Deed, *, first: bool = False
     ) -> bool:
         return await keys.add_key(db, key, deed, first=first)
 
     @override
-    @_writing
+    @writing
     async def delete_key(self, db: AsyncConnection, name: str, deed: Deed) -> bool:
         return await keys.delete_key(db, name, deed)
 
     @override
-    @_writing
+    @writing
     async def note_uses(self, db: AsyncConnection, used_at_ms: Mapping[bytes, int]) -> None:
         await keys.note_uses(db, used_at_ms)
 
     @override
-    @_reading
+    @reading
     async def read_audit(
         self,
         db: AsyncConnection,
@@ -390,11 +366,18 @@ class SqlLedger(Ledger):
         return await audit.read_audit(db, limit, before, job, action)
 
     @override
-    @_writing
+    @reading
+    async def changes(
+        self, db: AsyncConnection, job: str, stage: str | None, span: Span, limit: int
+    ) -> RecordedChanges:
+        return await changes.find_changes(db, job, stage, span, limit)
+
+    @override
+    @writing
     async def note_deed(self, db: AsyncConnection, deed: Deed, job: str, detail: str) -> None:
         await audit.write_audit(db, deed, job=job, detail=detail)
 
     @override
-    @_writing
+    @writing
     async def trim_audit(self, db: AsyncConnection, keep_until_ms: int) -> int:
         return await audit.trim_audit(db, keep_until_ms)

@@ -1,4 +1,6 @@
-"""The ledger's SQL statements, each named after its purpose. Those of the history are apart."""
+"""The ledger's SQL statements, each named after its purpose. Runs and the history have modules of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,6 @@ from sqlalchemy import (
     cast,
     column,
     delete,
-    exists,
     func,
     insert,
     or_,
@@ -32,6 +33,7 @@ from sqlalchemy import (
 
 from service.frontier.graph import StageWatermark
 from service.ledger.tables import (
+    COUNTS,
     WATERMARK,
     history,
     incarnations,
@@ -149,59 +151,6 @@ GIVE_STAGE_TO_RUN = (
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
     .values(run=bindparam("b_run"), run_holder=bindparam("b_holder"))
 )
-FIND_RUN_HOLDER = (
-    select(stages.c.run_holder)
-    .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
-    .limit(1)
-)
-# An epoch from before the opening of a run is not a commit of the run.
-_committed = and_(
-    stages.c.job == runs.c.job,
-    stages.c.run == runs.c.run,
-    stages.c.epoch > func.coalesce(runs.c.epoch_before, -1),
-)
-SAVE_EPOCHS_OF_RUNS = (
-    update(runs)
-    .where(
-        runs.c.job == bindparam("b_job"),
-        exists().where(_committed, stages.c.epoch > func.coalesce(runs.c.epoch, -1)),
-    )
-    .values(epoch=select(func.max(stages.c.epoch)).where(_committed).scalar_subquery())
-)
-FIND_LAST_EPOCH = select(func.max(stages.c.epoch)).where(
-    stages.c.job == bindparam("b_job"), stages.c.stage.in_(bindparam("b_stages", expanding=True))
-)
-ADD_RUN = insert(runs)
-_has_stage = exists().where(stages.c.job == runs.c.job, stages.c.run == runs.c.run)
-DROP_OLD_RUNS = delete(runs).where(
-    runs.c.job == bindparam("b_job"), runs.c.run <= bindparam("b_until"), ~_has_stage
-)
-END_RUN = (
-    update(runs)
-    .where(runs.c.job == bindparam("b_job"), runs.c.run == bindparam("b_run"))
-    .values(
-        outcome=bindparam("b_outcome"),
-        ended_at_ms=bindparam("b_at_ms"),
-        because=bindparam("b_because"),
-    )
-)
-FIND_STAGES_OF_RUN = (
-    select(stages.c.stage)
-    .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
-    .order_by(stages.c.stage)
-)
-_RUN = select(
-    runs,
-    func.coalesce(
-        select(func.max(stages.c.epoch)).where(_committed).scalar_subquery(), runs.c.epoch
-    ).label("last_epoch"),
-).where(runs.c.job == bindparam("b_job"))
-FIND_RUN = _RUN.where(runs.c.run == bindparam("b_run"))
-FIND_RUNS = (
-    _RUN.where(runs.c.run < bindparam("b_before"))
-    .order_by(runs.c.run.desc())
-    .limit(bindparam("b_limit"))
-)
 CHANGE_LAYOUT_OF_STAGE = (
     update(stages)
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
@@ -232,7 +181,7 @@ def _advanced(to: Mapping[str, ColumnElement[Any]]) -> dict[str, ColumnElement[A
 
 
 _TO = {name: bindparam(f"b_{name}", type_=stages.c[name].type) for name in WATERMARK}
-_HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms"]
+_HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms", *COUNTS]
 ADVANCE_STAGE = (
     update(stages)
     .where(
@@ -259,7 +208,12 @@ ADD_TO_HISTORY = insert(history).from_select(
         stages.c.version,
         *(stages.c[name] for name in WATERMARK),
         stages.c.updated_at_ms,
-    ).where(stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")),
+        *(bindparam(f"b_{name}", type_=BigInteger) for name in COUNTS),
+    ).where(
+        stages.c.job == bindparam("b_job"),
+        stages.c.stage == bindparam("b_stage"),
+        stages.c.revision == bindparam("b_revision"),
+    ),
 )
 
 
@@ -290,6 +244,7 @@ def _record_in_one_statement() -> Executable:
         column("job", String),
         column("stage", String),
         *(column(name, stages.c[name].type) for name in WATERMARK),
+        *(column(name, BigInteger) for name in COUNTS),
     )
     to = {name: advance.c[name] for name in WATERMARK}
     # Separate from the update, which would lock the rows in an arbitrary order.
@@ -340,7 +295,10 @@ def _record_in_one_statement() -> Executable:
             moved.c.version,
             *(moved.c[name] for name in WATERMARK),
             moved.c.updated_at_ms,
-        ).join_from(moved, taken, moved.c.job == taken.c.name),
+            *(advance.c[name] for name in COUNTS),
+        )
+        .join_from(moved, taken, moved.c.job == taken.c.name)
+        .join(advance, and_(advance.c.job == moved.c.job, advance.c.stage == moved.c.stage)),
     )
     return (
         select(

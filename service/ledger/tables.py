@@ -43,6 +43,9 @@ WATERMARK: Final = tuple(each.name for each in _watermark())
 and the rest is as reported last: `StageWatermark.advance`. Rows and statements are made from these
 names."""
 
+COUNTS: Final = ("records", "late")
+"""The members of `RowCounts`, each a column of the history."""
+
 incarnations = Table(
     "incarnations",
     metadata,
@@ -126,6 +129,7 @@ history = Table(
     Column("version", BigInteger, nullable=False),
     *_watermark(),
     Column("at_ms", BigInteger, nullable=False),
+    *(Column(name, BigInteger, nullable=True) for name in COUNTS),
     Index("watermark_history_by_stage", "job", "stage", "at_ms"),
     Index("watermark_history_by_age", "at_ms"),
     comment="A row for each advance, thinned by age",
@@ -158,6 +162,7 @@ audit = Table(
     Column("key", String(128), nullable=True),
     Column("detail", Text, nullable=False),
     Index("audit_by_job", "job", "number"),
+    Index("audit_by_job_and_action", "job", "action", "at_ms"),
     Index("audit_by_age", "at_ms"),
     comment="Who changed what, from where and when; deleted by age",
 )

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from service.aggregator import Aggregator, Limits, Retention
 from service.api import (
+    changes,
     diagnoses,
     docs,
     explanations,
@@ -173,7 +174,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
     modules = (
         reports, watermarks, history, explanations, diagnoses, range_summaries, retirements, leases,
-        runs, pipelines, keys, operations,
+        runs, changes, pipelines, keys, operations,
     )  # fmt: skip
     resources = [module.endpoints for module in modules]
     app = Application(

@@ -180,6 +180,8 @@ class PastWatermark(TypedDict):
     input_watermark: int | None
     output_watermark: int | None
     status: str
+    records: int | None
+    late: int | None
 
 
 class HistoryAnswer(TypedDict):

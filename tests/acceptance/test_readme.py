@@ -175,6 +175,13 @@ def test_the_example_of_dynamic_shards(service: Service) -> None:
     assert final["watermark"]["output_watermark"] == shown["output_watermark"] == 1_767_225_600_000
 
 
+def test_the_example_of_changes(service: Service) -> None:
+    newest, opened, created = answers(run_example(service, "define changed"))[-1]["changes"]
+    assert (newest["detail"], newest["because"]) == ("run 1 failed", "out of memory")
+    assert opened["detail"] == "run 1 of taps was opened by driver-1"
+    assert created["action"] == "create-job"
+
+
 def test_the_example_of_retirement(service: Service) -> None:
     text = run_example(service, "define water ")
     assert "taps: output 2025-12-31T23:00:00.000Z -> 2026-01-01T00:00:00.000Z" in text

@@ -24,7 +24,7 @@ from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk, Columns
-from service.model.history import HistoryPoint
+from service.model.history import HistoryPoint, RowCounts
 from service.model.jobs import StageView, StoredJob
 from service.model.runs import MAX_RUNS, NewRun, RunEnd
 
@@ -77,6 +77,7 @@ def record(
     generation: int = 1,
     layout_version: int = 1,
     seen: int = 0,
+    counts: Mapping[str, RowCounts] | None = None,
     chunks: tuple[CheckpointChunk, ...] = (),
     unless_newer: bool = False,
 ) -> JobRecord:
@@ -88,6 +89,7 @@ def record(
         seen=seen,
         advances=advances or {},
         epochs=epochs or {},
+        counts=counts or {},
         chunks=chunks,
         unless_newer=unless_newer,
     )
@@ -527,11 +529,13 @@ def outputs(points: Sequence[HistoryPoint]) -> list[tuple[int, int]]:
 def past(ledger: Ledger, runner: asyncio.Runner) -> Past:
     """The history of the stage `s` of the job `j`, of which all is visible unless told otherwise."""
 
-    def read(from_ms: int, until_ms: int, intervals: int, **others: int) -> Sequence[HistoryPoint]:
+    def read(
+        from_ms: int, until_ms: int, intervals: int, stage: str = "s", **others: int
+    ) -> Sequence[HistoryPoint]:
         return runner.run(
             ledger.history(
                 "j",
-                "s",
+                stage,
                 from_ms=from_ms,
                 until_ms=until_ms,
                 intervals=intervals,
@@ -540,6 +544,20 @@ def past(ledger: Ledger, runner: asyncio.Runner) -> Past:
         )
 
     return read
+
+
+def test_history_has_the_rows_up_to_an_advance(
+    ledger: Ledger, runner: asyncio.Runner, past: Past
+) -> None:
+    rows = {"s": RowCounts(7, 1)}
+    runner.run(ledger.record([record(output(1), counts=rows)], 1))
+    # Another way into the ledger, with another stage in the same record.
+    both = {**output(2), "k": StageWatermark(1, 1)}
+    more = {"s": RowCounts(9, 2), "k": RowCounts(5, 0)}
+    runner.run(ledger.record([record(both, counts=more, epochs={"s": 4})], 2))
+    runner.run(ledger.record([record(output(3))], 3))
+    assert [each.counts for each in past(0, 9, 9)] == [RowCounts(7, 1), RowCounts(9, 2), None]
+    assert [each.counts for each in past(0, 9, 9, stage="k")] == [RowCounts(5, 0)]
 
 
 def test_history_has_what_held_at_first_then_the_last_of_each_interval(

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from service.errors import UnknownJobError
-from service.ledger.port import Ledger, NewLayout
+from service.frontier.health import Outcome
+from service.ledger.port import Ledger, NewLayout, Span
 from service.model.audit import Action, Actor, AuditRecord, Deed
 from service.model.keys import Key, Role, digest_of
-from service.model.runs import NewRun
+from service.model.runs import NewRun, RunEnd
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]}}}'
 ME = Actor("me", "10.0.0.1")
@@ -137,6 +138,35 @@ def test_the_audit_is_read_in_pages_and_by_job(ledger: Ledger, runner: asyncio.R
     assert [r.job for r in rest] == ["a"]
     assert [r.job for r in runner.run(ledger.read_audit(9, None, "b"))] == ["b"]
     assert runner.run(ledger.read_audit(9, newest[-1].number, "b")) == []
+
+
+def test_the_changes_of_a_job_are_its_runs_and_its_records(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    for name in ("j", "other"):
+        layout = NewLayout(name, SPEC, ("s", "s_2"))
+        runner.run(ledger.create(layout, 1, deed(Action.CREATE_JOB, 1)))
+        runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 3), name, "s a: gone"))
+    runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 4), "j", "s_2 a: gone"))
+    runner.run(ledger.open_run("j", NewRun(["s"], "driver-1"), 2, deed(Action.OPEN_RUN, 2)))
+    runner.run(ledger.open_run("j", NewRun(["s_2"], "driver-2"), 5, deed(Action.OPEN_RUN, 5)))
+    runner.run(ledger.end_run("j", RunEnd(1, Outcome.FAILED, 6), deed(Action.END_RUN, 6)))
+    runner.run(ledger.reset("j", 8, deed(Action.RESET_JOB, 8)))
+
+    def found(
+        stage: str | None = None, span: Span = (1, 9), limit: int = 9
+    ) -> tuple[list[str], list[int]]:
+        changes = runner.run(ledger.changes("j", stage, span, limit))
+        return [r.detail for r in changes.records], [each.run for each in changes.runs]
+
+    assert found() == (["", "s_2 a: gone", "s a: gone", ""], [1, 2])
+    assert found("s") == (["", "s a: gone", ""], [1])
+    assert found("_") == (["", ""], []), "a pattern of SQL is a name"
+    assert found(span=(2, 5)) == (["s_2 a: gone", "s a: gone"], [2, 1]), "by their begins"
+    assert found(span=(6, 7)) == ([], [1])
+    assert found(limit=1) == ([""], [1])
+    with pytest.raises(UnknownJobError):
+        runner.run(ledger.changes("x", None, (1, 9), 1))
 
 
 def test_old_records_are_deleted(ledger: Ledger, runner: asyncio.Runner) -> None:

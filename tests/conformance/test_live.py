@@ -520,6 +520,18 @@ def test_corrections_of_a_commit_count_once(worker: Worker) -> None:
     assert worker.observe("k").counts == Counts(1, 2, 3 + 2**53)
 
 
+def test_agreements_have_the_rows_of_their_stages(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 5}, facts={"a": ReportedFacts(records=4, late=1)})
+    found = worker.agreement()
+    assert (found.records, found.late) == (4, 1)
+    worker.report(token, {"a": 6}, facts={"a": ReportedFacts(records=2, late=2)})
+    found = worker.agreement()
+    assert (found.records, found.late) == (6, 3)
+    below = worker.agreement("k")
+    assert (below.records, below.late) == (0, 0)
+
+
 def test_a_refused_commit_counts_no_corrections(worker: Worker) -> None:
     worker.commit(4, s=None)
     ahead = {"s": StageCommit(corrections=3), "k": StageCommit(99, corrections=3)}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.frontier.timestamps import iso
-from tests.support.api import MAX, Api, ok, problem
+from tests.support.api import MAX, WHOLE, Api, ok, problem
 from tests.support.inprocess import InProcess
 
 pytestmark = pytest.mark.anyio
@@ -83,8 +83,7 @@ async def test_both_watermarks_of_a_keyed_stage(stage: Stage):
     await stage.report(10, 1_000)
     token = await stage.api.token("k")
     stage.gauge.advance(500)
-    whole = "00000000-100000000"
-    await stage.api.report("k", token, {whole: {"holds": {"h": 7}}}, input_watermark=10)
+    await stage.api.report("k", token, {WHOLE: {"holds": {"h": 7}}}, input_watermark=10)
     await stage.report(MAX, 500)
     assert await stage.points("k", from_=stage.began_ms) == [
         (0, None, None, "unknown"),
@@ -92,6 +91,28 @@ async def test_both_watermarks_of_a_keyed_stage(stage: Stage):
         (1_500, 10, 7, "active"),
         (2_000, MAX, 7, "active"),
     ]
+
+
+async def test_rows_up_to_each_change(stage: Stage):
+    await stage.report({"watermark": 10, "records": 5, "late": 1}, 1_000)
+    await stage.report({"watermark": 10, "records": 3}, 1_000)
+    await stage.report({"watermark": 20, "records": 2, "late": 1}, 1_000)
+    token = await stage.api.token("k")
+    await stage.api.report("k", token, {WHOLE: {"records": 4}}, input_watermark=20)
+
+    async def rows(name: str = "s", from_ms: int = 0) -> list[tuple[int | None, int | None]]:
+        answer = ok(await stage.get("history", name, from_=stage.began_ms + from_ms))
+        return [(each["records"], each["late"]) for each in answer["points"]]
+
+    assert await rows() == [(None, None), (5, 1), (10, 2)]
+    # The state at `from` is not a change then: a rate from there would be too high.
+    assert await rows(from_ms=1_500) == [(None, None), (10, 2)]
+    assert (await rows("k"))[-1] == (4, 0)
+    ok(await stage.api.reset())
+    assert await rows() == [(None, None)]
+    token = await stage.api.token("s")
+    await stage.api.report("s", token, {"0": {"watermark": 1, "records": 1}})
+    assert (await rows())[-1] == (1, 0)
 
 
 async def test_before_the_first_report_there_was_no_watermark(stage: Stage):

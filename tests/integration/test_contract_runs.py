@@ -211,6 +211,19 @@ async def test_the_runs_of_a_job_are_kept_over_restarts(job: Api, gauge: InProce
     problem(await gauge.api("other").client.get("/v1/jobs/other/runs"), 404, "unknown-job")
 
 
+async def test_the_runs_of_a_stage(job: Api):
+    first = await job.run("s", "t")
+    second = await job.run("s")
+    third = await job.run("t")
+    assert [run["run"] for run in await job.runs("?stage=s")] == [second, first]
+    found = ok(await job.client.get(f"{job.root}/runs?stage=t&limit=1"))
+    assert [run["run"] for run in found["runs"]] == [third]
+    assert [run["run"] for run in await job.runs(f"?stage=t&cursor={found['next']}")] == [first]
+    # Part of a name is another stage.
+    assert await job.runs("?stage=u") == []
+    problem(await job.client.get(f"{job.root}/runs?stage=a%22b"), 422, "invalid-request")
+
+
 @pytest.mark.parametrize(
     "body",
     [

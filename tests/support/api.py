@@ -105,6 +105,9 @@ class Api:
     async def runs(self, query: str = "") -> list[dict[str, Any]]:
         return ok(await self.client.get(f"{self.root}/runs{query}"))["runs"]
 
+    async def changes(self, query: str = "") -> Any:
+        return ok(await self.client.get(f"{self.root}/changes{query}"))
+
     async def health(self, stage: str) -> str:
         return (await self.watermark(stage))["health"]
 

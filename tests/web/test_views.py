@@ -91,7 +91,7 @@ def test_a_stage(flights: Flights, open_page: Opened):
     at = flights.advance()
     with open_page(STAGE) as page:
         expect(page.locator('[data-fact="output"]')).to_have_text(at)
-        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".chart .u-over")).to_be_visible()
         # Its newest advance is the last step of the table beside the chart, too.
         page.get_by_text(re.compile("The last .* steps")).click()
         expect(page.locator("details tbody tr").first).to_contain_text(at)
@@ -157,7 +157,7 @@ def test_times_in_texts_of_the_service_follow_the_zone(service: Service, open_pa
 
 def test_zoom(flights: Flights, open_page: Opened):
     with open_page(STAGE) as page:
-        chart = page.locator(".u-over")
+        chart = page.locator(".chart .u-over")
         box = chart.bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
@@ -184,7 +184,7 @@ def test_the_chart_does_not_jump_when_the_explanation_comes(flights: Flights, op
     with open_page() as page:
         page.evaluate(NOTE_WHAT_COMES_FIRST)
         page.goto(STAGE)
-        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".chart .u-over")).to_be_visible()
         # It stands above the chart: if it came later, whoever has begun to drag would lose the place.
         assert page.evaluate("window.explainedFirst") is True
 
@@ -193,7 +193,7 @@ def test_a_stage_is_shown_without_an_explanation(flights: Flights, open_page: Op
     with open_page(allowed=frozenset({"ERR_FAILED"})) as page:
         page.route("**/explain?*", lambda route: route.abort())
         page.goto(STAGE)
-        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".chart .u-over")).to_be_visible()
         expect(page.locator(".because")).to_have_count(0)
 
 

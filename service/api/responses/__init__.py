@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from service.api.responses.changes import ChangesBody
 from service.api.responses.common import HealthBody, ProblemBody
 from service.api.responses.explanations import ExplanationBody
 from service.api.responses.history import EtaBody, HistoryBody
@@ -25,6 +26,6 @@ RESPONSES: Final = (
     CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
     ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody, RangeSummaryBody, OverviewBody, WhoAmIBody,
-    GraphBody, CommitsBody, JobProblemsBody, ProblemsBody, RetiringBody,
+    GraphBody, CommitsBody, JobProblemsBody, ProblemsBody, RetiringBody, ChangesBody,
 )  # fmt: skip
 """Every body, for the documentation."""

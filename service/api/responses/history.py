@@ -9,10 +9,18 @@ from msgspec import Meta, Struct
 from service.aggregator import (
     PastWatermark,
 )
-from service.api.responses.common import Instant, Watermark
+from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.estimate import CONFIDENCE, Estimate, Expected, NoEstimate
 from service.frontier.graph import Status
 from service.frontier.timestamps import MAX, iso, to_wire
+
+_Rows = Annotated[
+    Count | None,
+    Meta(
+        description="Rows that the ranges had reported at this change, as in the watermark. They start"
+        " over at a loss of the live store. null: unknown, or not a change, as at `from`",
+    ),
+]
 
 
 class PastWatermarkBody(Struct, frozen=True):
@@ -24,6 +32,8 @@ class PastWatermarkBody(Struct, frozen=True):
     input_watermark: Watermark
     output_watermark: Watermark
     status: Status
+    records: _Rows = None
+    late: _Rows = None
 
 
 class HistoryBody(Struct, frozen=True):
@@ -55,9 +65,14 @@ class EtaBody(Struct, frozen=True):
 
 def past_watermark_body(past: PastWatermark) -> PastWatermarkBody:
     """Return a point of a history."""
-    watermark = past.watermark
+    watermark, counts = past.watermark, past.counts
     return PastWatermarkBody(
-        past.at_ms, to_wire(watermark.input), to_wire(watermark.output), watermark.status
+        past.at_ms,
+        to_wire(watermark.input),
+        to_wire(watermark.output),
+        watermark.status,
+        None if counts is None else counts.records,
+        None if counts is None else counts.late,
     )
 
 

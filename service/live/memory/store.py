@@ -238,7 +238,12 @@ class MemoryLiveStore(LiveStore):
         found = self._job(job)
         reach = found.pipeline.reach(touched & found.stages.keys())
         return views.job_view(found), {
-            name: replace(table.agreement, without_retired=bool(table.retired))
+            name: replace(
+                table.agreement,
+                without_retired=bool(table.retired),
+                records=table.counts.records,
+                late=table.counts.late,
+            )
             for name in reach
             if name in found.stages and (table := found.stages[name].table) is not None
         }

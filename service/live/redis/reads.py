@@ -138,9 +138,13 @@ async def _read_all(
     return [await steps.with_layout(job, read)] * len(wanted)
 
 
+_Agreed = tuple[float, bool, bool, float, float]
+"""An agreement, and the records and late rows of the stage."""
+
+
 async def _read(
     steps: Steps, job_layout: JobLayout, stages: Sequence[str], *, agreements: bool
-) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool, bool]]]:
+) -> tuple[JobView, Mapping[str, Census], Sequence[_Agreed]]:
     code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
     if code == "due":
         raise _ExpiredError
@@ -181,8 +185,16 @@ async def agreements(
                 await expire_job(steps, job_layout)
                 continue
             return view, {
-                n: Agreement(schema.as_time(watermark), bool(idle), bool(without_retired))
-                for n, (watermark, idle, without_retired) in zip(stages, agreed, strict=True)
+                n: Agreement(
+                    schema.as_time(watermark),
+                    bool(idle),
+                    bool(without_retired),
+                    int(records),
+                    int(late),
+                )
+                for n, (watermark, idle, without_retired, records, late) in zip(
+                    stages, agreed, strict=True
+                )
             }
 
     return await steps.with_layout(job, read)

@@ -1,19 +1,21 @@
-/** A stage's input and output watermark over wall time. Drag to zoom; the buttons do the same. */
+/** A stage's watermarks and rates over wall time, with its changes. Drag to zoom; the buttons do the same. */
 import { now, pathOf, read } from "../lib/api.js";
-import { html, useLayoutEffect, useMemo, useRef } from "../lib/html.js";
+import { html, useMemo, useRef, useState } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
+import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
-import { colour, useTheme } from "../lib/theme.js";
 import { duration, instant, isInstant } from "../lib/time.js";
+import { marksOf, MarksLegend, MarksTable, place, wordsAt } from "./marks.js";
+import { perSecond, rate, Rates } from "./rates.js";
 
 const POINTS = 600;
+const CHANGES = 200;
 const LIVE_MS = 15_000;
 const HEIGHT = 280;
 const LEAST_SPAN_MS = 1_000;
 const SPANS = [["15 min", 900_000], ["1 h", 3_600_000], ["6 h", 21_600_000], ["1 d", 86_400_000], ["7 d", 604_800_000]];
 const DEFAULT_MS = SPANS[1][1];
 const LEAST_ROOM_MS = 30_000;
-const DAY_MS = 86_400_000;
 
 /** Which part of the history the address asks for. */
 function asked(route) {
@@ -31,9 +33,14 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
     const until = view.live ? Math.floor(now()) : view.to;
     const from = view.live ? until - view.span : view.from;
     const path = `${pathOf(route.job, route.stage)}/history?from=${from}&to=${until}&points=${POINTS}`;
-    return read(path, { signal });
+    const changes = `${pathOf(route.job)}/changes?stage=${encodeURIComponent(route.stage)}&from=${from}&to=${until}&limit=${CHANGES}`;
+    return Promise.all([read(path, { signal }), read(changes, { signal })]);
   }, view.live ? LIVE_MS : 0, [route.job, route.stage, view.from, view.to, view.span]);
-  const columns = useMemo(() => columnsOf(data?.points ?? [], stage, shown), [data, stage, shown.from, shown.to]);
+  const points = data?.[0].points ?? NONE;
+  const marks = useMemo(() => marksOf(data?.[1].changes ?? NONE), [data]);
+  const [left, setLeft] = useState(0);
+  const more = data?.[1].next !== undefined;
+  const columns = useMemo(() => columnsOf(points, stage, shown), [points, stage, shown.from, shown.to]);
   const zoomTo = (from, to) => {
     if (to - from >= LEAST_SPAN_MS) go(changed(route, { from: Math.round(from), to: Math.round(to), span: null }));
   };
@@ -44,10 +51,15 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
       ${stage?.input_watermark !== null && html`<span class="key input"></span> input`}
       <span class="help">drag over the chart to zoom</span></p>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
-    <${Chart} columns=${columns} shown=${shown} zone=${zone} zoomTo=${zoomTo} label=${told(stage, zone)} />
-    <${Steps} points=${data?.points ?? []} zone=${zone} />
+    <${Chart} columns=${columns} marks=${marks} setLeft=${setLeft} shown=${shown} zone=${zone} zoomTo=${zoomTo} label=${told(stage, zone)} />
+    <${MarksLegend} marks=${marks} left=${left} more=${more} />
+    <${Rates} points=${points} shown=${shown} stage=${stage} zone=${zone} isLive=${view.live} />
+    <${Steps} points=${points} zone=${zone} />
+    <${MarksTable} marks=${marks} more=${more} zone=${zone} />
   </section>`;
 }
+
+const NONE = [];
 
 const told = (stage, zone) => `The output watermark over wall time. It is at ${instant(stage?.output_watermark, zone)}.`;
 
@@ -82,55 +94,28 @@ function columnsOf(points, stage, shown) {
   return [rows.map((row) => row[0]), rows.map((row) => value(row[1])), rows.map((row) => value(row[2]))];
 }
 
-function Chart({ columns, shown, zone, zoomTo, label }) {
-  const box = useRef(null);
-  const chart = useRef(null);
-  const zoom = useRef(zoomTo);
+function Chart({ columns, marks, setLeft, shown, zone, zoomTo, label }) {
   const readout = useRef(null);
-  zoom.current = zoomTo;
-  const theme = useTheme();
-  // Before the browser draws: later, the view may have gone already.
-  useLayoutEffect(() => {
-    const element = box.current;
-    const options = optionsOf(zone, element.clientWidth, {
-      zoom: (from, to) => zoom.current(from, to),
-      tell: (text) => (readout.current.textContent = text),
-    });
-    const made = new globalThis.uPlot(options, columns, element);
-    chart.current = made;
-    const resized = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
-    resized.observe(element);
-    return () => {
-      resized.disconnect();
-      made.destroy();
-    };
-  }, [zone, theme]);
-  useLayoutEffect(() => {
-    chart.current.batch(() => {
-      chart.current.setData(columns, false);
-      chart.current.setScale("x", { min: shown.from, max: shown.to });
-    });
-  }, [columns, shown.from, shown.to, zone, theme]);
+  const latest = useRef({});
+  latest.current = { zoomTo, marks, setLeft };
+  const options = () => optionsOf(zone, {
+    zoom: (from, to) => latest.current.zoomTo(from, to),
+    mark: (made) => latest.current.setLeft(place(made, latest.current.marks)),
+    tell: (made, text) => (readout.current.textContent = [text, ...wordsAt(made, latest.current.marks, zone)].filter(Boolean).join("; ")),
+  });
+  const box = usePlot({ columns, shown, zone, height: HEIGHT, options, on: [marks] });
   return html`<div class="chart" role="img" aria-label=${label} ref=${box}></div>
     <p class="readout" ref=${readout} aria-hidden="true"></p>`;
 }
 
-function optionsOf(zone, width, { zoom, tell }) {
-  const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-  const stepped = globalThis.uPlot.paths.stepped({ align: 1 });
-  const series = (label, stroke, dash) => ({ label, stroke, width: 2, dash, paths: stepped, points: { show: false } });
-  const ticks = (_, splits, __, ___, step) => splits.map((ms, k) => tick(ms, splits[k - 1], step, zone));
+function optionsOf(zone, { zoom, mark, tell }) {
   return {
-    width,
-    height: HEIGHT,
-    ms: 1,
-    legend: { show: false },
-    tzDate: (ms) => (zone === "utc" ? globalThis.uPlot.tzDate(new Date(ms), "Etc/UTC") : new Date(ms)),
     cursor: { drag: { x: true, y: false, setScale: false }, y: false },
     scales: { x: { time: true, auto: false }, y: { time: true, range: padded } },
-    axes: [{ ...axis, values: ticks, space: 110 }, { ...axis, values: ticks, size: 96 }],
-    series: [{}, series("output", colour("--output")), series("input", colour("--input"), [6, 4])],
+    axes: axes(times(zone), times(zone)),
+    series: [{}, steps("output", "--output"), steps("input", "--input", { dash: [6, 4] })],
     hooks: {
+      draw: [mark],
       setSelect: [(made) => {
         const { left, width: wide } = made.select;
         if (wide < 4) return;
@@ -140,7 +125,7 @@ function optionsOf(zone, width, { zoom, tell }) {
       setCursor: [(made) => {
         const { idx } = made.cursor;
         const [at, output, input] = made.data.map((column) => column[idx ?? 0]);
-        tell(idx === null || at === undefined ? ""
+        tell(made, idx === null || at === undefined ? ""
           : `at ${instant(at, zone)}: output ${instant(output, zone)}${input === null ? "" : `, input ${instant(input, zone)}`}`);
       }],
     },
@@ -154,22 +139,16 @@ function padded(_, low, high) {
   return [low - room, high + room];
 }
 
-/** The time, and the date where it is another than before. */
-function tick(ms, before, step, zone) {
-  const [date, time] = instant(ms, zone).replace("Z", "").split(" ");
-  if (step >= DAY_MS) return date;
-  const clock = step >= 60_000 ? time.slice(0, 5) : time;
-  const known = before !== undefined && instant(before, zone).startsWith(date);
-  return known ? clock : `${date}\n${clock}`;
-}
-
 /** The same in lines, for who does not see the chart. */
 function Steps({ points, zone }) {
   const last = points.slice(-50).reverse();
+  const has = last.some((each) => each.records !== null);
+  const per = (k, name) => perSecond(last[k].records === null || (last[k + 1]?.records ?? null) === null ? null : rate(last[k + 1], last[k], name));
   return html`<details><summary>The last ${last.length} steps as a table</summary><div class="scroll"><table>
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
-      <th scope="col">After</th></tr></thead>
+      <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
     <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>
       <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
-      <td>${k + 1 < last.length ? duration(each.at - last[k + 1].at) : "–"}</td></tr>`)}</tbody></table></div></details>`;
+      <td>${k + 1 < last.length ? duration(each.at - last[k + 1].at) : "–"}</td>
+      ${has && html`<td>${per(k, "records")}</td><td>${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

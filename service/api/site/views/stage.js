@@ -8,6 +8,7 @@ import { Explanation, useExplanation } from "../parts/explanation.js";
 import { Fold } from "../parts/fold.js";
 import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
+import { Runs } from "../parts/runs.js";
 import { Status } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
@@ -26,6 +27,7 @@ export function StageView({ route, me, zone }) {
     ${stage && why !== undefined && html`
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
       <${Fold} title=${html`<h2>Watermarks over time</h2>`} open=${asks(route, "from", "to", "span")}><${HistoryChart} ...${given} /></${Fold}>
+      <${Fold} title=${html`<h2>Runs</h2>`}><${Runs} ...${given} /></${Fold}>
       <${Fold} title=${html`<h2>When will it be done?</h2>`} open=${asks(route, "at")}><${Eta} ...${given} /></${Fold}>
       <${Throttled} throttle=${store.throttle} stage=${route.stage} zone=${zone} />
       <${Fold} title=${html`<h2>Ranges</h2>`} open=${asks(route, "show", "n", "rf", "rt")}><${Ranges} ...${given} me=${me} /></${Fold}>`}`;

@@ -14,6 +14,8 @@ for k = 1, #names do
   if agreements then
     agreed[k] = agreement(load(st))
     agreed[k][3] = st.retired_before > 0
+    local rows = call('HMGET', st.keys.facts, '#records', '#late')
+    agreed[k][4], agreed[k][5] = tonumber(rows[1] or 0), tonumber(rows[2] or 0)
   end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')

@@ -1,0 +1,221 @@
+"""The chart of a stage: its marks, its rates, and the runs that explain it."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.server import Service
+from tests.web.conftest import Opened
+from tests.web.flights import START, Feed
+
+STAGES = {"taps": {"shards": ["tap-0", "tap-1"]}, "other": {"shards": ["0"]}}
+LINKS = {"spark": "http://driver:4040/jobs", "logs": "https://logs.example/?q=taps"}
+
+
+def _open(feed: Feed, *stages: str, **members: object) -> int:
+    body = {"stages": stages, "holder": "driver-1", **members}
+    return feed.send("POST", "/runs", body)["run"]
+
+
+def _end(feed: Feed, run: int, outcome: str, because: str = "") -> None:
+    feed.send("POST", f"/runs/{run}/end", {"outcome": outcome, "because": because})
+
+
+def _change(feed: Feed) -> None:
+    etag = feed.client.get(feed.root).headers["etag"]
+    stages = {**STAGES, "below": {"inputs": ["taps"], "passthrough": True}}
+    changed = feed.client.put(feed.root, json={"stages": stages}, headers={"If-Match": etag})
+    assert changed.is_success, changed.text
+
+
+def _marks(page: Page) -> Locator:
+    return page.locator(".chart .mark")
+
+
+def _retire(feed: Feed, stage: str, shard: str) -> None:
+    feed.send("POST", f"/stages/{stage}/ranges/{shard}/retire", {"because": "the site is closed"})
+
+
+def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
+    with Feed(service.url, "marked") as feed:
+        feed.define(STAGES)
+        feed.send("POST", "/reset")
+        first = _open(feed, "taps")
+        feed.claim("taps", holder="worker", run=first).promise(START)
+        _end(feed, first, "finished")
+        second = _open(feed, "taps")
+        _end(feed, second, "failed", "out of memory at 2026-01-02T03:04:05Z")
+        _open(feed, "other")
+        _retire(feed, "taps", "tap-1")
+        _retire(feed, "other", "0")
+        _change(feed)
+        with open_page("/#/jobs/marked/stages/taps?span=900000") as page:
+            # Those of another stage are not marked; the job's creation is its first specification.
+            expect(_marks(page)).to_have_count(8)
+            for kind, number in {
+                "opened": 2,
+                "ended": 1,
+                "failed": 1,
+                "reset": 1,
+                "retired": 1,
+                "specification": 2,
+            }.items():
+                expect(page.locator(f".chart .mark.{kind}")).to_have_count(number)
+            expect(page.locator(".marks-legend")).to_contain_text(
+                "✕ run failed◆ reset◇ range retired▼ specification changed▶ run opened□ run ended"
+            )
+            _hover(page, page.locator(".chart .mark.failed"))
+            expect(page.locator(".chart + .readout")).to_contain_text(
+                f"run {second} failed (out of memory at 2026-01-02 03:04:05Z)"
+            )
+            page.get_by_text("8 changes as a table").click()
+            rows = page.locator(".changes tbody tr")
+            expect(rows).to_have_count(8)
+            expect(rows.first).to_contain_text("the specification changed: layout 2")
+            expect(rows.filter(has_text="was retired")).to_contain_text("the site is closed")
+            # A mark neither takes the mouse from the chart nor hides the line.
+            events = "getComputedStyle(document.querySelector('.marks')).pointerEvents"
+            assert page.evaluate(events) == "none"
+
+
+def _hover(page: Page, mark: Locator) -> None:
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] - 2, box["y"] + box["height"] / 2)
+
+
+def test_a_change_comes_to_the_chart_that_is_shown(service: Service, open_page: Opened):
+    with Feed(service.url, "coming") as feed:
+        feed.define(STAGES)
+        with open_page("/#/jobs/coming/stages/taps") as page:
+            expect(_marks(page)).to_have_count(1)
+            _end(feed, _open(feed, "taps"), "failed")
+            expect(page.locator(".chart .mark.failed")).to_have_count(1)
+
+
+def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened):
+    with Feed(service.url, "crowded") as feed:
+        feed.define(STAGES)
+        run = 0
+        for _ in range(70):
+            run = _open(feed, "taps")
+        _end(feed, run, "failed")
+        with open_page("/#/jobs/crowded/stages/taps") as page:
+            expect(page.locator(".chart .mark.failed")).to_have_count(1)
+            width = page.evaluate("document.querySelector('.u-over').clientWidth")
+            drawn = width // 24
+            assert 20 < drawn < 72
+            expect(_marks(page)).to_have_count(drawn)
+            expect(page.locator(".marks-legend")).to_contain_text(
+                f"{72 - drawn} marks not drawn: zoom in"
+            )
+
+
+def test_rates_beside_the_watermark(service: Service, open_page: Opened):
+    with Feed(service.url, "rates") as feed:
+        feed.define(STAGES)
+        lease = feed.claim("taps", holder="worker")
+        with open_page("/#/jobs/rates/stages/taps?span=60000") as page:
+            expect(page.locator(".chart .u-over")).to_be_visible()
+            expect(page.locator(".rates")).to_have_count(0)
+            for step in range(2):
+                shards = {"tap-0": {"watermark": START + step, "records": 900, "late": 1}}
+                lease.report({**shards, "tap-1": START + step})
+                # The steps are a second apart at least, as their rates are.
+                page.wait_for_timeout(1_100)
+            page.reload()
+            strips = page.locator(".rates .strip")
+            expect(strips).to_have_count(2)
+            expect(strips.first).to_have_attribute("aria-label", re.compile(r"^rows a second .*\d"))
+            chart, strip = (
+                page.locator(f"{each} .u-over").first.bounding_box()
+                for each in (".chart", ".rates")
+            )
+            assert chart is not None
+            assert strip is not None
+            # A moment is at the same place in both.
+            assert (chart["x"], chart["width"]) == (strip["x"], strip["width"])
+            page.get_by_text(re.compile("The last .* steps")).click()
+            cells = page.locator("details tbody tr").first.locator("td")
+            rows, late = (float(cells.nth(k).inner_text().replace(",", "")) for k in (4, 5))
+            assert 0 < rows <= 900 / 1.1
+            assert 0 < late <= 1 / 1.1
+
+
+RATES = """async ([points, shown, stage]) => {
+  const { ratesOf } = await import("/site/parts/rates.js");
+  return ratesOf(points, shown, stage);
+}"""
+
+
+def test_rates_are_of_whole_seconds_and_never_negative(open_page: Opened):
+    def point(at: int, records: int | None, late: int | None) -> dict[str, int | None]:
+        return {"at": at, "records": records, "late": late}
+
+    points = [
+        point(0, None, None),  # the state at the begin of the history
+        point(1_000, 100, 1),
+        point(1_001, 160, 1),  # too near for a rate of its own
+        point(3_000, 300, 3),
+        point(5_000, 20, 0),  # the live store was lost
+        point(7_000, 60, 0),
+    ]
+    with open_page() as page:
+        shown = {"from": 0, "to": 20_000}
+        assert page.evaluate(RATES, [points, shown, None]) == [
+            [1_000, 3_000, 5_000, 7_000],
+            [None, 100, None, 20],
+            [None, 1, None, 0],
+        ]
+        # While the watermark stands still, rows may come.
+        stage = {"records": 190, "late": 13}
+        at, rows, late = page.evaluate(RATES, [points, shown, stage])
+        assert (at[-1], rows[-1], late[-1]) == (20_000, 10, 1)
+
+
+def test_the_runs_of_a_stage(service: Service, open_page: Opened):
+    with Feed(service.url, "executed") as feed:
+        feed.define(STAGES)
+        with open_page("/#/jobs/executed/stages/taps") as page:
+            runs = page.locator(".runs")
+            expect(runs).to_contain_text("The stage does not have a run.")
+            for number in range(5):
+                _end(feed, _open(feed, "taps"), "stopped", f"reason {number}")
+            fenced = _open(feed, "taps")
+            _open(feed, "other")
+            run = _open(feed, "taps", program="water", links=LINKS)
+            expect(runs.locator(".executes")).to_contain_text(
+                re.compile(
+                    rf"Run {run} of driver-1 \(water\) executes the stage since \d.*, for \d"
+                )
+            )
+            for name, address in (("Spark's UI", LINKS["spark"]), ("logs", LINKS["logs"])):
+                link = runs.locator(".executes").get_by_role("link", name=name)
+                expect(link).to_have_attribute("href", address)
+                expect(link).to_have_attribute("rel", "noopener noreferrer")
+            rows = runs.locator("tbody tr")
+            expect(rows).to_have_count(5)
+            expect(rows.nth(0)).to_contain_text("goes on")
+            expect(rows.nth(1)).to_contain_text(f"{fenced}none: fenced")
+            expect(rows.nth(2)).to_contain_text("stoppedreason 4")
+            _end(feed, run, "failed", "out of memory")
+            expect(rows.first).to_contain_text("✕ failedout of memory")
+            expect(runs.locator(".executes")).to_contain_text(
+                f"Run {run} of driver-1 (water) failed at"
+            )
+            feed.send("POST", "/reset")
+            expect(runs).to_contain_text("The stage does not have a run since the reset.")
+
+
+def test_the_runs_of_a_stage_are_cards_on_a_phone(service: Service, open_page: Opened):
+    with Feed(service.url, "carried") as feed:
+        feed.define(STAGES)
+        _open(feed, "taps", program="w" * 200, links=LINKS)
+        with open_page("/#/jobs/carried/stages/taps", width=360, height=740) as page:
+            expect(page.locator(".runs")).to_have_count(0)
+            page.get_by_role("heading", name="Runs").click()
+            expect(page.locator(".runs td[data-label=Holder]")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360
