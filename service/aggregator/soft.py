@@ -18,6 +18,7 @@ from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
+    NO_WORK,
     UNKNOWN,
     Counts,
     all_report_pending,
@@ -26,7 +27,7 @@ from service.frontier.facts import (
     work_since,
 )
 from service.frontier.graph import Pipeline
-from service.frontier.health import Health
+from service.frontier.health import Health, Outcome
 from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.model.jobs import JobView
@@ -275,6 +276,9 @@ def _derive(
 
 
 def _work_since(seen: StageObservation) -> int:
+    if seen.end is not None and seen.end.outcome is Outcome.FINISHED:
+        # The program has done all its work: a job between two nights must not age the stages below.
+        return NO_WORK
     return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
 
 

@@ -111,7 +111,9 @@ def test_eta_says_when_or_why_not(water: Water) -> None:
         " the output watermark is at 2026-01-01T00:00:00.000Z\n"
     )
     later = run(*asked, "2026-01-01T01:00:00+00:00")
-    assert later.stdout.startswith("taps will reach 2026-01-01T01:00:00.000Z, no estimate:")
+    assert later.stdout.startswith(
+        "taps is not at 2026-01-01T01:00:00.000Z yet, and an estimate is not possible:"
+    )
     assert (reached.exit_code, later.exit_code) == (0, 7)
     assert json.loads(run(*asked, str(NEW_YEAR), "--json").stdout)["reached"] is True
 
