@@ -65,7 +65,7 @@ class Tour(Feed):
         super().__init__(url, job, key=key)
         self.define(STAGES, throttle=THROTTLE)
         self._still()
-        moving = ("clicks", "orders", "sessions", "paid-orders", "revenue")
+        moving = ("clicks", "orders", "coupons", "sessions", "paid-orders", "revenue")
         self._leases = {stage: self.claim(stage, holder=f"executor-{stage}") for stage in moving}
         self._leases["payments"] = self.claim(
             "payments", ["cards", "invoices"], holder="executor-payments"
@@ -77,13 +77,16 @@ class Tour(Feed):
 
     def advance(self) -> None:
         """Report the next rows of each source that moves, then the stages below."""
-        now = self._now()
+        now = self.now()
         clicks = {
             name: now - (150 + 5 * k) * SECOND for k, name in enumerate(STAGES["clicks"]["shards"])
         }
         self._read("clicks", clicks)
         self._read("orders", {"eu": now - 140 * SECOND, "us": now - 130 * SECOND, "asia": now})
         self._read("payments", {"cards": now - 160 * SECOND, "invoices": now - 200 * SECOND})
+        quiet = self._leases["coupons"]
+        # Repeated, since idleness ends with the lease.
+        quiet.report({name: {"idle": True} for name in quiet.granted})
         self._leases["sessions"].observe(hold=now - 30 * MINUTE)
         self._leases["paid-orders"].observe()
         for stage in ("conversions", "revenue"):
@@ -101,11 +104,10 @@ class Tour(Feed):
 
     def _still(self) -> None:
         """Bring each stage that does not move into its condition."""
-        now = self._now()
+        now = self.now()
         books = self.claim("catalogue", holder="loader")
         books.report({name: {"final": True} for name in books.granted})
-        quiet = self.claim("coupons", holder="executor-coupons")
-        quiet.report({name: {"watermark": now - HOUR, "idle": True} for name in quiet.granted})
+        self.claim("coupons", holder="executor-coupons").promise(now - HOUR)
         self._run("prices", now + 8 * HOUR, {"outcome": "finished"})
         self._run("shipments", now - 20 * MINUTE, {"outcome": "failed", "because": "out of memory"})
         self.claim("refunds", holder="executor-refunds", ttl_ms=SECOND).promise(now - 40 * MINUTE)
@@ -125,7 +127,8 @@ class Tour(Feed):
         found = self.send("GET", f"/stages/{stage}/ranges")["ranges"]
         return sorted(each["range"] for each in found)
 
-    def _now(self) -> int:
+    def now(self) -> int:
+        """Return the service's clock."""
         return self.client.get("/v1/whoami").json()["now"]
 
     def _is_as_declared(self) -> bool:

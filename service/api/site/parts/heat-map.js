@@ -43,10 +43,13 @@ export function HeatMap({ summary, route, zone, ended }) {
         title=${label(bucket, zone, ended)} onFocus=${focus(k)} onClick=${() => open(bucket)}>${sign(bucket, ended)}</button>`)}
     </div>
     <p class="legend" aria-hidden="true">
-      <span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
-        ? `, ${duration(scale.high - scale.low)} behind` : ""}
-      <span class="key never"></span> ? never reported ${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}
-      <span class="key idle"></span> z idle <span class="key final"></span> ■ final <span class="key final"></span> × retired</p>
+      <span class="entry"><span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
+        ? `, ${duration(scale.high - scale.low)} behind` : ""}</span>${" "}
+      <span class="entry"><span class="key never"></span> ? never reported</span>${" "}
+      <span class="entry">${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}</span>${" "}
+      <span class="entry"><span class="key idle"></span> z idle</span>${" "}
+      <span class="entry"><span class="key final"></span> ■ final</span>${" "}
+      <span class="entry"><span class="key final"></span> × retired</span></p>
   </div>`;
 }
 
