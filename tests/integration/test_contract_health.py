@@ -78,7 +78,7 @@ async def test_the_dead_are_not_shown_as_alive(job: Api, gauge: InProcess):
     [only] = found["problems"]
     because = only.pop("because")
     assert re.fullmatch(
-        r"24 of 24 ranges of clicks have no worker since (\d{4}-\d\d-\d\d )?\d\d:\d\d"
+        r"24 of 24 ranges of clicks have no worker since (\d{4}-\d\d-\d\d )?\d\d:\d\dZ"
         r" \(their leases have run out\)",
         because,
     )
@@ -135,7 +135,7 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     }
     assert (await job.problems())["problems"] == []
     found = await job.explain("sessions")
-    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\d$", found["because"])
+    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\dZ$", found["because"])
     assert {each["reason"] for each in found["holders"]} == {"ended"}
     assert "no worker" not in found["because"]
     await gauge.restart()

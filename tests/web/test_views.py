@@ -217,7 +217,8 @@ def test_eta(service: Service, open_page: Opened):
             expect(answer).to_have_text(
                 re.compile(
                     "^An estimate for 2014-02-05 05:00:00Z is not possible:"
-                    " the history is too short: in the last .* the stage advanced by .* fewer than 9 times.$"
+                    " the history is too short: in the last .*"
+                    " the stage advanced by .* fewer than 9 times.$"
                 )
             )
             page.get_by_label("Everything before").fill("2013-01-01T05:10:00")
@@ -247,7 +248,7 @@ def test_an_estimate_is_a_sentence(service: Service, open_page: Opened):
 _ESTIMATE: Final = (
     r"s reaches 2013-\d\d-\d\d \d\d:\d\d:00Z at about (\S+ )?\d\d:\d\dZ, in \d[^,]*\."
     r" In 80 of 100 cases, the moment is between \S+ \S+Z and \S+ \S+Z:"
-    r" the history is too short: in the last .* the stage advanced by 1 min \d+ times; estimated from these durations.*\."
+    r" in the last .* the stage advanced by 1 min \d+ times; estimated from these durations.*\."
 )
 
 
