@@ -276,10 +276,10 @@ def _derive(
 
 
 def _work_since(seen: StageObservation) -> int:
-    if seen.end is not None and seen.end.outcome is Outcome.FINISHED:
-        # The program has done all its work: a job between two nights must not age the stages below.
-        return NO_WORK
-    return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
+    since = work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
+    has_finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
+    # A finished program has done all its work: a job between two nights must not age the stages below.
+    return NO_WORK if has_finished and since != UNKNOWN else since
 
 
 def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:

@@ -185,6 +185,26 @@ async def test_every_root_cause_is_listed_the_worst_first(job: Api, gauge: InPro
     assert sorted(listed[1:]) == [("clicks", "no_worker", 24), ("sessions", "no_worker", 1)]
 
 
+async def test_a_silence_does_not_begin_with_the_last_input(job: Api):
+    """`since` of the problem moved with each advance of the input."""
+    sessions = await job.token("sessions")
+    clicks = await job.token("clicks")
+    [before] = [p for p in (await job.problems())["problems"] if p["stage"] == "sessions"]
+    assert before["since"] is not None
+    await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
+    await job.report("sessions", sessions, {LEFT: {}}, input_watermark=10)
+    [after] = [p for p in (await job.problems())["problems"] if p["stage"] == "sessions"]
+    assert (after["health"], after["since"]) == ("silent", None)
+
+
+async def test_an_idle_stage_is_not_held_back(job: Api):
+    tokens = await all_well(job)
+    await job.report("taps", tokens["taps"], {"0": {"idle": True}})
+    assert (await job.explain("taps"))["because"].startswith(
+        "taps is idle, and stages below do not wait for it: range 0 (holder worker) is idle at "
+    )
+
+
 async def test_a_stage_that_never_reported_is_silent(job: Api):
     found = await job.problems()
     assert found["health"] == "silent"
