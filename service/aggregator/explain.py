@@ -19,7 +19,7 @@ from service.errors import UnknownStageError
 from service.frontier.columns import lowest, weights
 from service.frontier.durations import duration_text
 from service.frontier.explain import Reason, Step, path
-from service.frontier.graph import Pipeline, StageWatermark
+from service.frontier.graph import Pipeline, StageWatermark, Status
 from service.frontier.health import Health, Outcome
 from service.frontier.throttle import Advice, GroupLimit
 from service.frontier.timestamps import MAX, MIN, iso
@@ -101,6 +101,8 @@ class Explainer:
         because = _because(
             stage, root, holders, held.total, watermarks[root].input, root_advice, now_ms
         )
+        if stage == root and watermarks[stage].status is Status.IDLE:
+            because = _idle(stage, holders, held.total) or because
         cause = await self._cause(view, root, observed[root], now, holders)
         if cause is not None:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
@@ -229,6 +231,20 @@ def _because(
     if stage == root:
         return f"{stage} waits for {where}, which {phrase}{more}"
     return f"{stage} waits for {root}, where {where} {phrase}{more}"
+
+
+def _idle(stage: str, holders: Sequence[HoldingRange], total: int) -> str:
+    """Write that a stage is idle; empty: its lowest range is not idle."""
+    if not holders or holders[0].reason is not Reason.IDLE:
+        return ""
+    first = holders[0].view
+    who = f" (holder {first.holder})" if first.holder else ""
+    more = f", and {total - 1:,} more" if total > 1 else ""
+    at = "no time" if first.promise == MIN else time_text(first.promise)
+    return (
+        f"{stage} is idle, and stages below do not wait for it: range {first.name}{who} is idle at"
+        f" {at}{more}"
+    )
 
 
 def _may_run(stage: str, shard: RangeView, groups: Sequence[GroupLimit]) -> str:

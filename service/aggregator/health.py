@@ -36,7 +36,7 @@ from service.frontier.health import (
     worst,
 )
 from service.frontier.timestamps import MAX, MIN
-from service.model.jobs import JobView
+from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
 from service.model.runs import RunEnd
 
@@ -153,14 +153,7 @@ class Examiner:
         if vitals.no_worker:
             troubles.append(_no_worker(found))
         if vitals.silent:
-            troubles.append(
-                _silent(
-                    found,
-                    job.stages[stage].updated_at_ms
-                    if job.stages[stage].watermark.output == MIN
-                    else None,
-                )
-            )
+            troubles.append(_silent(found, _unchanged_since_ms(job.stages[stage])))
         if vitals.stalled:
             stalled = await self._stalled(job, stage, seen, now)
             if stalled:
@@ -250,7 +243,7 @@ def ended_text(end: RunEnd, now_ms: int) -> str:
     """Write the end of the last run of a stage.
 
     >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
-    'failed at 00:01: out of memory'
+    'failed at 00:01Z: out of memory'
     """
     cause = f": {end.because}" if end.because else ""
     return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{cause}"
@@ -290,6 +283,15 @@ def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
     who = f", and {_are(silent)} not held by a lease" if without_owner else ""
     because = f"{of.some(silent)} {_have(silent)} never reported{who}"
     return of.trouble(Health.SILENT, silent, since_ms, because)
+
+
+def _unchanged_since_ms(stage: StageView) -> int | None:
+    """Return the moment since which a stage has neither an input nor an output watermark; None: unknown.
+
+    Each move of the input changes a stage. The moment of the last move is not the begin of a silence.
+    """
+    has_none = stage.watermark.input == MIN and stage.watermark.output == MIN
+    return stage.updated_at_ms if has_none else None
 
 
 def _stalled(of: _Ranges, stalled: Sequence[int]) -> Trouble:

@@ -18,6 +18,7 @@ from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
+    NO_WORK,
     UNKNOWN,
     Counts,
     all_report_pending,
@@ -26,7 +27,7 @@ from service.frontier.facts import (
     work_since,
 )
 from service.frontier.graph import Pipeline
-from service.frontier.health import Health
+from service.frontier.health import Health, Outcome
 from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.model.jobs import JobView
@@ -275,7 +276,10 @@ def _derive(
 
 
 def _work_since(seen: StageObservation) -> int:
-    return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
+    since = work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
+    has_finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
+    # A finished program has done all its work: a job between two nights must not age the stages below.
+    return NO_WORK if has_finished and since != UNKNOWN else since
 
 
 def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:

@@ -12,10 +12,10 @@ def moment_text(at_ms: int, now_ms: int) -> str:
     """Write a moment of the wall clock, UTC: without its day, if that is today.
 
     >>> moment_text(60_000, now_ms=86_399_000), moment_text(60_000, now_ms=86_400_000)
-    ('00:01', '1970-01-01 00:01')
+    ('00:01Z', '1970-01-01 00:01Z')
     """
     at, now = (datetime.fromtimestamp(each // 1_000, UTC) for each in (at_ms, now_ms))
-    return f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
+    return f"{at:%H:%M}Z" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}Z"
 
 
 def duration_text(duration_ms: float) -> str:

@@ -172,7 +172,9 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> estimate(trace, now_ms=320, target=1_860).because
     'the stage has stood still for 30 ms, as it did fewer than 9 times in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'in the last 293 ms the stage advanced by 7.3 s fewer than 9 times'
+    'the history is too short: in the last 293 ms the stage advanced by 7.3 s fewer than 9 times'
+    >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
+    'the stage has stood still since its first output watermark, for 283 ms'
     """
     if target == MAX:
         return NoEstimate("the end of a stage cannot be estimated")
@@ -181,10 +183,15 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     distance = target - trace.output[-1]
     stood_ms = max(now_ms - trace.at_ms[-1], 0.0)
     history_ms = now_ms - trace.at_ms[0]
+    if len(trace) == 1:
+        return NoEstimate(
+            "the stage has stood still since its first output watermark, for"
+            f" {duration_text(stood_ms)}"
+        )
     completed = trace.output[:-1] + distance <= trace.output[-1]
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
         return NoEstimate(
-            f"in the last {duration_text(history_ms)} the stage advanced by"
+            f"the history is too short: in the last {duration_text(history_ms)} the stage advanced by"
             f" {duration_text(distance)} fewer than {_NEEDED} times"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)

@@ -9,14 +9,14 @@ from rich.tree import Tree
 
 from spark_agent.cli.health import health_text, style_of
 from spark_agent.client.responses import ExplainAnswer, HolderAnswer
-from spark_agent.times import instant_text
+from spark_agent.times import duration_text, instant_text
 
 _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
 
 
 def explanation_tree(found: ExplainAnswer) -> Tree:
     """Return an explanation as a tree: the reason, the stages on the path, and the ranges."""
-    since = f", since {found['since']}" if found["since"] else ""
+    since = f", changed at {found['since']}" if found["since"] else ""
     where = instant_text(found["output_watermark"])
     # As plain text throughout: names may contain markup.
     stands = found.get("health", "ok")
@@ -42,7 +42,16 @@ def _reason(holder: HolderAnswer) -> str:
     component = holder.get("component")
     since = f", since {holder['since']}" if holder["since"] else ""
     named = f" by {component!r}" if component else ""
-    return f"{holder['reason'].replace('_', ' ')}{named}{since}"
+    return f"{_reason_text(holder['reason'])}{named}{since}"
+
+
+def _reason_text(reason: str) -> str:
+    """Write a reason in the words of the other views.
+
+    >>> _reason_text("lease_expired"), _reason_text("never_reported")
+    ('no worker', 'never reported')
+    """
+    return "no worker" if reason == "lease_expired" else reason.replace("_", " ")
 
 
 def _facts(holder: HolderAnswer) -> list[str]:
@@ -50,7 +59,7 @@ def _facts(holder: HolderAnswer) -> list[str]:
     without = "" if would_be is None else f"; without it, {instant_text(would_be)}"
     reported = f", reported at {holder['reported_at']}" if holder["reported_at"] else ""
     left = holder["expires_in_ms"]
-    lease = "" if left is None else f" (fence {holder['fence']}, {left / 1_000:.1f} s left)"
+    lease = "" if left is None else f" (fence {holder['fence']}, {duration_text(left)} left)"
     return [
         f"promise {instant_text(holder['promise'])}{without}",
         f"holder {holder['holder'] or 'none'}{lease}{reported}",

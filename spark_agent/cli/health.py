@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -29,6 +29,13 @@ def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
         return client.job_problems(job)["problems"]
     except Refused:
         return ()
+
+
+def throttled_shards(client: Client, job: str) -> Mapping[str, int]:
+    """Return the number of throttled shards of each source that has any."""
+    return {
+        stage: len(shards) for stage, shards in client.throttle(job)["shards"].items() if shards
+    }
 
 
 def worst(healths: Iterable[Health | None]) -> Health | None:
@@ -66,14 +73,21 @@ def style_of(health: str | None) -> str | None:
     return "yellow" if health in _POOR else None
 
 
-def stage_text(stage: WatermarkAnswer) -> str:
+def stage_text(stage: WatermarkAnswer, throttled: int = 0) -> str:
     """Write the condition of a stage: its status if the health is `ok` or unknown, else its health.
+
+    Retired ranges and throttled shards are not a health, and are named behind it.
 
     >>> stage_text({"status": "active", "health": "no_worker"}), stage_text({"status": "active"})
     ('no worker', 'active')
+    >>> stage_text({"status": "active", "ranges": {"retired": 2}}, throttled=1)
+    'active, retired 2, throttled 1'
     """
     health = stage.get("health")
-    return stage["status"] if health in {None, "ok"} else health_text(health)
+    word = stage["status"] if health in {None, "ok"} else health_text(health)
+    retired = stage.get("ranges", {}).get("retired", 0)
+    marks = [(retired, "retired"), (throttled, "throttled")]
+    return ", ".join([word, *(f"{mark} {count:,}" for count, mark in marks if count)])
 
 
 def range_text(each: RangeAnswer, stage_health: str | None) -> str:
@@ -86,9 +100,13 @@ def range_text(each: RangeAnswer, stage_health: str | None) -> str:
     'ended'
     >>> range_text(held | {"status": "final", "retired": True}, "ok")
     'retired'
+    >>> range_text(held | {"status": "unknown"}, "silent")
+    'never reported'
     """
     if each.get("retired"):
         return "retired"
+    if each["status"] == "unknown":
+        return "never reported"
     if each["status"] != "active" or each["holder"]:
         return each["status"]
     return "ended" if stage_health == "ended" else "no worker"

@@ -20,10 +20,10 @@ _STAGES: Final = (
     Column("output watermark"),
     Column("reported", 2),
     Column("leased", 4),
-    Column("since", 3),
+    Column("changed at", 3),
 )
 _HELD_BY: Final = (
-    Column("held by", kind="name"),
+    Column("slowest ranges", kind="name"),
     Column("health"),
     Column("promise"),
     Column("holds", 2),
@@ -52,24 +52,29 @@ _MOVING: Final = (
 )
 
 
-def stages_data(found: SnapshotAnswer, problems: Sequence[ProblemLine]) -> Mapping[str, object]:
-    """Return a job's stages, as a list, and its problems, for programs."""
+def stages_data(
+    found: SnapshotAnswer, problems: Sequence[ProblemLine], throttled: Mapping[str, int]
+) -> Mapping[str, object]:
+    """Return a job's stages, as a list, its problems and its throttled shards, for programs."""
     watermarks = list(found["watermarks"].values())
     return {
         "job": found["job"],
         "generation": found["generation"],
         "stages": watermarks,
         "problems": problems,
+        "throttled": throttled,
     }
 
 
-def print_stages(watermarks: Mapping[str, WatermarkAnswer], *, wide: bool) -> None:
+def print_stages(
+    watermarks: Mapping[str, WatermarkAnswer], throttled: Mapping[str, int], *, wide: bool
+) -> None:
     """Print the stages of a job, or one of them."""
     rows = [
         (
             name,
-            stage_text(each),
-            instant_text(each["input_watermark"]),
+            stage_text(each, throttled.get(name, 0)),
+            input_text(each["input_watermark"]),
             instant_text(each["output_watermark"]),
             f"{each['ranges']['reported']}/{each['ranges']['total']}",
             f"{each['ranges']['leased']}/{each['ranges']['total']}",
@@ -114,22 +119,26 @@ def print_ranges(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wid
 
 
 def moving_lines(
-    stages: Mapping[str, WatermarkAnswer], slowest: str, width: int | None
+    stages: Mapping[str, WatermarkAnswer],
+    throttled: Mapping[str, int],
+    slowest: str,
+    width: int | None,
 ) -> list[Text]:
     """Return the stages of a job as it moves, as lines of at most `width` cells."""
     styles = [
         style_of(each.get("health")) or ("yellow" if name == slowest else None)
         for name, each in stages.items()
     ]
-    return table_lines(_MOVING, [_moving(*each) for each in stages.items()], width, styles)
+    rows = [_moving(name, each, throttled.get(name, 0)) for name, each in stages.items()]
+    return table_lines(_MOVING, rows, width, styles)
 
 
-def _moving(name: str, stage: WatermarkAnswer) -> Sequence[str]:
+def _moving(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
     ranges, late = stage["ranges"], stage.get("late", 0)
     return (
         name,
-        stage_text(stage),
-        instant_text(stage["input_watermark"]),
+        stage_text(stage, throttled),
+        input_text(stage["input_watermark"]),
         instant_text(stage["output_watermark"]),
         duration_text(stage.get("data_lag_ms")),
         duration_text(stage.get("system_lag_ms")),
@@ -137,6 +146,15 @@ def _moving(name: str, stage: WatermarkAnswer) -> Sequence[str]:
         f"{ranges['leased']}/{ranges['total']}",
         "" if late is None else str(late),
     )
+
+
+def input_text(input_ms: int | None) -> str:
+    """Write an input watermark. A source does not have one, and does not wait for one.
+
+    >>> input_text(None), input_text(0)
+    ('none', '1970-01-01T00:00:00.000Z')
+    """
+    return "none" if input_ms is None else instant_text(input_ms)
 
 
 def _holds(each: RangeAnswer) -> str:

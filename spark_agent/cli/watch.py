@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
@@ -32,7 +32,14 @@ from spark_agent.cli.common import (
     print_table,
     table_width,
 )
-from spark_agent.cli.health import badness, health_text, problem_lines, problems_of, worst
+from spark_agent.cli.health import (
+    badness,
+    health_text,
+    problem_lines,
+    problems_of,
+    throttled_shards,
+    worst,
+)
 from spark_agent.cli.stage_tables import moving_lines, print_ranges, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
@@ -52,12 +59,12 @@ _UNKNOWN_FIRST: Final = MAX_MS
 _JOBS: Final = (
     Column("job", kind="name"),
     Column("stages", 3, right=True),
-    Column("slowest stage", 1, kind="name"),
     Column("health"),
+    Column("slowest stage", 1, kind="name"),
     Column("output watermark"),
     Column("lag", 2, right=True),
     Column("system lag", 4, right=True),
-    Column("since", 5),
+    Column("changed at", 5),
 )
 _FRAME: Final = 4
 """Lines of `watch` for the title, the heading, the count of hidden stages, and the cursor."""
@@ -114,8 +121,8 @@ def jobs(
             (
                 each.job,
                 each.stages,
-                each.slowest,
                 each.status if each.health in {None, "ok"} else health_text(each.health),
+                each.slowest,
                 instant_text(each.output_watermark),
                 duration_text(each.data_lag_ms),
                 duration_text(each.system_lag_ms),
@@ -217,7 +224,7 @@ def _print_update(form: Format, update: Update) -> None:
     if update.lost or update.found is None:
         print_data(form, {"error": update.lost})
     else:
-        print_data(form, stages_data(update.found, update.problems))
+        print_data(form, stages_data(update.found, update.problems, update.throttled))
 
 
 def _watch_live(
@@ -238,6 +245,8 @@ class Update:
     because: str = ""
     """Reason why the slowest stage is held back."""
     problems: Sequence[ProblemLine] = ()
+    throttled: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of throttled shards, by their source."""
     lost: str = ""
     """Error of the last request; `found` is the last state before it then."""
 
@@ -247,7 +256,12 @@ def _updates(client: Client, job: str, interval_s: float, count: int) -> Iterato
     while True:
         try:
             found = client.snapshot(job)
-            seen = Update(found, _because(client, job, found), problems_of(client, job))
+            seen = Update(
+                found,
+                _because(client, job, found),
+                problems_of(client, job),
+                throttled_shards(client, job),
+            )
         except Unavailable as error:
             if seen.found is None:
                 raise
@@ -275,7 +289,7 @@ def _screen(job: str, update: Update, width: int | None, terminal: Console | Non
     below = problems or [Text(update.because, style="yellow")]
     stages = found["watermarks"]
     shown = len(stages) if terminal is None else _room(terminal, below)
-    lines = moving_lines(stages, slowest_stage(found), width)
+    lines = moving_lines(stages, update.throttled, slowest_stage(found), width)
     title = Text(f"{job}, generation {found['generation']}", style="bold")
     if update.lost:
         title.append(f"  not connected: {update.lost}", style="bold red")

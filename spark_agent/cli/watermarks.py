@@ -28,8 +28,8 @@ from spark_agent.cli.common import (
     print_table,
 )
 from spark_agent.cli.explanation import explanation_tree
-from spark_agent.cli.health import problem_lines, problems_of
-from spark_agent.cli.stage_tables import print_held_by, print_stages, stages_data
+from spark_agent.cli.health import problem_lines, problems_of, throttled_shards
+from spark_agent.cli.stage_tables import input_text, print_held_by, print_stages, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
@@ -86,7 +86,7 @@ def show(
     _json: AsJson = False,
     _profile: ProfileName = None,
 ) -> None:
-    """Show the jobs; or the watermarks of a job; or a stage with the ranges that hold it back most.
+    """Show the jobs; or the watermarks of a job; or a stage with its slowest ranges.
 
     Examples: `tidegauge show`, `tidegauge show scores`, `tidegauge show scores average --json`
     """
@@ -110,9 +110,10 @@ def _show_jobs(found: JobsAnswer, form: Format) -> None:
 def _show_stages(client: Client, job: str, form: Format) -> None:
     found = client.snapshot(job)
     problems = problems_of(client, job)
-    if print_data(form, stages_data(found, problems)):
+    throttled = throttled_shards(client, job)
+    if print_data(form, stages_data(found, problems, throttled)):
         return
-    print_stages(found["watermarks"], wide=form == "wide")
+    print_stages(found["watermarks"], throttled, wide=form == "wide")
     _print_problems(problems)
 
 
@@ -128,10 +129,16 @@ def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [each for each in problems_of(client, job) if each["stage"] == stage]
     promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
-    shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
+    throttled = throttled_shards(client, job)
+    shown = {
+        "watermark": watermark,
+        "held_by": ranges,
+        "problems": problems,
+        "throttled": throttled.get(stage, 0),
+    }
     if print_data(form, {**shown, "promise": promise}):
         return
-    print_stages({stage: watermark}, wide=form == "wide")
+    print_stages({stage: watermark}, throttled, wide=form == "wide")
     if promise is not None:
         typer.echo(f"\npromise of a shard: {promise}")
     _print_problems(problems)
@@ -188,7 +195,7 @@ def history(
             [
                 (
                     instant_text(each["at"]),
-                    instant_text(each["input_watermark"]),
+                    input_text(each["input_watermark"]),
                     instant_text(each["output_watermark"]),
                     each["status"],
                 )

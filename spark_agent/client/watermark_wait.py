@@ -189,7 +189,7 @@ def eta_text(found: EtaAnswer) -> str:
     if found["reached"]:
         return f"has reached {there}"
     if found["expected_at"] is None or found["between"] is None:
-        return f"will reach {there}, no estimate"
+        return f"is not at {there} yet, and an estimate is not possible"
     low, high = found["between"]
     return (
         f"will reach {there} at about {found['expected_at']},"

@@ -73,7 +73,7 @@ def test_the_commands_that_ask(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mobile is at 2026-01-01T01:00:00.000Z\nall of it has arrived\n" in done.stdout
-    assert "mobile will reach 2026-01-01T01:04:00.000Z" in done.stdout
+    assert re.search("mobile (will reach|is not at) 2026-01-01T01:04:00.000Z", done.stdout)
     eta, end = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"at":1767229440000'))
     # On a busy machine it may seem to stand still.
     assert not eta["reached"]
@@ -183,7 +183,7 @@ def test_the_example_of_changes(service: Service) -> None:
 
 
 def test_the_example_of_retirement(service: Service) -> None:
-    text = run_example(service, "define water ")
+    text = run_example(service, "define wells ")
     assert "taps: output 2025-12-31T23:00:00.000Z -> 2026-01-01T00:00:00.000Z" in text
     assert "tap-2 of taps is retired until its next report" in text
     json_part, _, after = text.partition("tap-2 of taps has promised")

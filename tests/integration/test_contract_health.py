@@ -78,7 +78,7 @@ async def test_the_dead_are_not_shown_as_alive(job: Api, gauge: InProcess):
     [only] = found["problems"]
     because = only.pop("because")
     assert re.fullmatch(
-        r"24 of 24 ranges of clicks have no worker since (\d{4}-\d\d-\d\d )?\d\d:\d\d"
+        r"24 of 24 ranges of clicks have no worker since (\d{4}-\d\d-\d\d )?\d\d:\d\dZ"
         r" \(their leases have run out\)",
         because,
     )
@@ -135,7 +135,7 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     }
     assert (await job.problems())["problems"] == []
     found = await job.explain("sessions")
-    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\d$", found["because"])
+    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\dZ$", found["because"])
     assert {each["reason"] for each in found["holders"]} == {"ended"}
     assert "no worker" not in found["because"]
     await gauge.restart()
@@ -183,6 +183,26 @@ async def test_every_root_cause_is_listed_the_worst_first(job: Api, gauge: InPro
     assert listed[0] == ("taps", "failed", 1)
     # Their leases ran out at nearly the same moment.
     assert sorted(listed[1:]) == [("clicks", "no_worker", 24), ("sessions", "no_worker", 1)]
+
+
+async def test_a_silence_does_not_begin_with_the_last_input(job: Api):
+    """`since` of the problem moved with each advance of the input."""
+    sessions = await job.token("sessions")
+    clicks = await job.token("clicks")
+    [before] = [p for p in (await job.problems())["problems"] if p["stage"] == "sessions"]
+    assert before["since"] is not None
+    await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
+    await job.report("sessions", sessions, {LEFT: {}}, input_watermark=10)
+    [after] = [p for p in (await job.problems())["problems"] if p["stage"] == "sessions"]
+    assert (after["health"], after["since"]) == ("silent", None)
+
+
+async def test_an_idle_stage_is_not_held_back(job: Api):
+    tokens = await all_well(job)
+    await job.report("taps", tokens["taps"], {"0": {"idle": True}})
+    assert (await job.explain("taps"))["because"].startswith(
+        "taps is idle, and stages below do not wait for it: range 0 (holder worker) is idle at "
+    )
 
 
 async def test_a_stage_that_never_reported_is_silent(job: Api):

@@ -63,6 +63,28 @@ async def test_processing_watermark_is_the_oldest_work_of_ranges_and_upstreams(
     assert [states[n]["system_lag_ms"] for n in "sku"] == [0, 1_000, 1_000]
 
 
+@pytest.mark.parametrize("outcome", ["finished", "failed"])
+async def test_a_run_that_finished_has_no_work_left(
+    job: Api, gauge: InProcess, outcome: str
+) -> None:
+    """A job between two nights made all stages below look stuck."""
+    gauge.skip_on_redis()
+    run = await job.run("s")
+    s, k = await job.token("s", run=run), await job.token("k", ttl_ms=600_000)
+    await job.report("s", s, {"a": 5})
+    await job.end(run, outcome)
+    assert (await job.watermark("s"))["processing_watermark"] is None, "b has never reported"
+    run = await job.run("s")
+    await job.report("s", await job.token("s", run=run), {"a": 5, "b": 5})
+    await job.report("k", k, {KEYS: {}}, input_watermark=5)
+    await job.end(run, outcome)
+    gauge.advance(60_000)
+    await job.report("k", k, {KEYS: {}}, input_watermark=5)
+    states = await job.snapshot()
+    lag_ms = 0 if outcome == "finished" else 60_000
+    assert [states[n]["system_lag_ms"] for n in "sku"] == [lag_ms] * 3
+
+
 async def test_processing_watermark_never_passes_the_clock_nor_goes_back(
     job: Api, gauge: InProcess
 ) -> None:

@@ -62,7 +62,7 @@ def test_the_dead_are_not_shown_as_alive(server: Service, job_name: str) -> None
     watched = job.run("watch", "--count", "1")
     assert re.search(BECAUSE, watched)
     assert "active" not in watched
-    assert f"{job_name} 2 clicks no worker" in job.run("jobs")
+    assert f"{job_name} 2 no worker clicks" in job.run("jobs")
     found = json.loads(job.run("show", "--json"))
     assert [each["health"] for each in found["problems"]] == ["no_worker"]
     [line] = json.loads(job.run("jobs", "--json"))["jobs"]

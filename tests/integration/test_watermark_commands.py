@@ -58,10 +58,10 @@ def test_show_lists_jobs_stages_and_what_holds_a_stage(water: Water) -> None:
     } in [{**each, "stages": list(each["stages"])} for each in jobs]
     of_job = run("show", water.job, *url).stdout
     [taps] = [line.split() for line in of_job.splitlines() if line.startswith("taps")]
-    assert taps[:7] == ["taps", "active", "none", "yet", "2026-01-01T00:00:00.000Z", "1/1", "1/1"]
+    assert taps[:6] == ["taps", "active", "none", "2026-01-01T00:00:00.000Z", "1/1", "1/1"]
     of_stage = run("show", water.job, "hourly", *url).stdout
     rows = [" ".join(line.split()) for line in of_stage.splitlines()]
-    assert "00000000-80000000 unknown none yet none never" in rows
+    assert "00000000-80000000 never reported none yet none never" in rows
     found = json.loads(run("show", water.job, "hourly", "--json", *url).stdout)
     assert found["watermark"]["input_watermark"] == NEW_YEAR
     assert len(found["held_by"]) == 2
@@ -95,8 +95,8 @@ def test_history_is_a_table_or_the_answer(water: Water) -> None:
     asked = ("history", water.job, "taps", "--points", "10000", "--url", water.service.url)
     [head, *rows] = run(*asked).stdout.splitlines()
     assert head.split() == ["at", "input", "watermark", "output", "watermark", "status"]
-    assert rows[0].split()[1:] == ["none", "yet", "none", "yet", "unknown"]
-    assert rows[-1].split()[1:] == ["none", "yet", "2026-01-01T00:01:00.000Z", "active"]
+    assert rows[0].split()[1:] == ["none", "none", "yet", "unknown"]
+    assert rows[-1].split()[1:] == ["none", "2026-01-01T00:01:00.000Z", "active"]
     points = json.loads(run(*asked, "--json", "--from", "2026-01-01").stdout)["points"]
     assert (points[0]["at"], points[0]["output_watermark"]) == (NEW_YEAR, None)
     assert points[-1]["output_watermark"] == NEW_YEAR + MINUTE
@@ -111,7 +111,9 @@ def test_eta_says_when_or_why_not(water: Water) -> None:
         " the output watermark is at 2026-01-01T00:00:00.000Z\n"
     )
     later = run(*asked, "2026-01-01T01:00:00+00:00")
-    assert later.stdout.startswith("taps will reach 2026-01-01T01:00:00.000Z, no estimate:")
+    assert later.stdout.startswith(
+        "taps is not at 2026-01-01T01:00:00.000Z yet, and an estimate is not possible:"
+    )
     assert (reached.exit_code, later.exit_code) == (0, 7)
     assert json.loads(run(*asked, str(NEW_YEAR), "--json").stdout)["reached"] is True
 

@@ -22,7 +22,7 @@ EXECUTED: Final = {
     "define orders": "tests/acceptance/test_readme.py",
     "define uploads": "tests/acceptance/test_readme.py",
     "define changed": "tests/acceptance/test_readme.py",
-    "define water ": "tests/acceptance/test_readme.py",
+    "define wells ": "tests/acceptance/test_readme.py",
     "define flights": "tests/acceptance/test_readme.py",
     "claim flights sessions": "tests/acceptance/test_readme.py",
     'job="water"': "tests/acceptance/test_readme.py",

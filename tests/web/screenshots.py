@@ -1,6 +1,7 @@
 """Takes the documentation's pictures of the page: `python -m tests.web.screenshots`, into `docs/`.
 
-With a folder as its argument, it writes each view there at 1,366 and 360 pixels, light and dark.
+Each view of the job of twelve stages, at 1,366 pixels in both themes and at 360 pixels. A folder as its
+argument is written to instead.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,26 +19,28 @@ from tests.support.binaries import wait_until
 from tests.support.server import ROOT, Service
 from tests.web.browser import chromium, opened, started
 from tests.web.flights import DAY, START, Feed, Flights
+from tests.web.tour import JOB, SECOND, Tour
 
 DOCS: Final = ROOT / "docs"
-SIZE: Final = (1_280, 860)
-DESK, PHONE = (1_366, 860), (360, 800)
-DAYS: Final = 24
+DESK, PHONE = (1_366, 860), (360, 740)
+VARIANTS: Final = {"light": (DESK, False), "dark": (DESK, True), "phone": (PHONE, False)}
+"""The size of a picture, and if its theme is dark."""
+STEPS: Final = 30
+AHEAD_MS: Final = 2 * SECOND
+"""Event time that the picture of a stage has an estimate for."""
+STAGE: Final = "paid-orders"
+CAUSED: Final = "revenue"
+"""The stage that the picture of the graph explains: another one is its root cause."""
 RANGES: Final = 10_000
-NAME_OF: Final = {
-    "jobs": "/",
-    "job": "/#/jobs/nyc-flights",
-    "problems": "/#/jobs/orders",
-    "stage": f"/#/jobs/nyc-flights/stages/newark?span=60000&at={START + (DAYS + 3) * DAY}",
-    "ranges": "/#/jobs/clicks/stages/sessions",
-}
 READY: Final = {
     "jobs": "tr[data-job]",
     "job": ".holder",
     "problems": ".problems li",
-    "stage": ".answer",
+    "stage": ".because",
     "ranges": ".heat button",
 }
+TOP: Final = {"job": ".graph", "ranges": ".ranges"}
+"""The part that a picture begins with; the others begin with the page."""
 
 TO_WEBP: Final = """async (png) => {
   const picture = new Image();
@@ -46,56 +50,59 @@ TO_WEBP: Final = """async (png) => {
   canvas.width = picture.width;
   canvas.height = picture.height;
   canvas.getContext("2d").drawImage(picture, 0, 0);
-  return canvas.toDataURL("image/webp", 0.85).split(",")[1];
+  return canvas.toDataURL("image/webp", 0.7).split(",")[1];
 }"""
 
 
 def main() -> None:
-    """Start a service, feed it, and take a picture of each view in each theme."""
+    """Start a service, feed it, and take a picture of each view in each variant."""
     path = chromium()
     if path is None:
         raise SystemExit("no Chromium: install it (Debian: apt-get install chromium)")
-    DOCS.mkdir(exist_ok=True)
+    into = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    into.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         Service(Path(folder)) as service,
+        Tour(service.url) as tour,
         Flights(service.url) as flights,
         Feed(service.url, "clicks") as clicks,
         Feed(service.url, "nightly-export") as nightly,
-        Feed(service.url, "orders") as orders,
         started(path) as browser,
     ):
         _fill_ranges(clicks)
-        _get_into_trouble(orders)
         nightly.define({"dump": {"shards": ["orders", "customers"]}})
         nightly.claim("dump", ["orders"], holder="exporter-1").promise(START)
-        for _ in range(DAYS):
-            _advance_in_its_own_time(flights)
-        _take_all(browser, service.url)
+        flights.advance()
+        for _ in range(STEPS):
+            _advance_in_its_own_time(tour)
+        for view in READY:
+            for variant in VARIANTS:
+                tour.advance()
+                picture = _take(browser, service.url, view, _addresses(tour)[view], variant)
+                (into / f"{view}-{variant}.webp").write_bytes(picture)
 
 
-def _take_all(browser: Browser, url: str) -> None:
-    for view in NAME_OF:
-        for theme in ("light", "dark"):
-            if len(sys.argv) == 1:
-                _take(browser, url, view, theme, SIZE, DOCS / f"{view}-{theme}.webp")
-                continue
-            for size in (DESK, PHONE):
-                path = Path(sys.argv[1]) / f"{view}-{size[0]}-{theme}.webp"
-                _take(browser, url, view, theme, size, path)
+def _addresses(tour: Tour) -> Mapping[str, str]:
+    ahead = tour.watermark(STAGE)["output_watermark"] + AHEAD_MS
+    return {
+        "jobs": "/",
+        "job": f"/#/jobs/{JOB}?why={CAUSED}",
+        "problems": f"/#/jobs/{JOB}",
+        "stage": f"/#/jobs/{JOB}/stages/{STAGE}?span=60000&at={ahead}",
+        "ranges": "/#/jobs/clicks/stages/sessions",
+    }
 
 
-def _advance_in_its_own_time(flights: Flights) -> None:
+def _advance_in_its_own_time(tour: Tour) -> None:
     """Advance once the service's clock has moved on: steps at one instant make no picture."""
-    now = flights.client.get("/v1/whoami").json()["now"]
-    wait_until(
-        lambda: flights.client.get("/v1/whoami").json()["now"] >= now + 1_000, "a second has passed"
-    )
-    flights.advance()
+    now = tour.now()
+    wait_until(lambda: tour.now() >= now + SECOND, "a second has passed")
+    tour.advance()
 
 
 def _fill_ranges(feed: Feed) -> None:
-    """Ten thousand ranges: most well, some slow, a few idle, expired or silent."""
+    """Ten thousand ranges: most well, some slow, a few without a worker or silent."""
     feed.define(
         {"clicks": {"shards": ["web"]}, "sessions": {"inputs": ["clicks"], "ranges": RANGES}}
     )
@@ -116,48 +123,23 @@ def _fill_ranges(feed: Feed) -> None:
     lost.release()
 
 
-def _get_into_trouble(feed: Feed) -> None:
-    """Define a job in which each kind of trouble has a stage."""
-    spread = {"groups": [{"stages": ["mobile", "shops"], "max_drift_ms": 60_000}], "stages": {}}
-    feed.define(
-        {
-            "mobile": {"shards": ["ios", "android"]},
-            "shops": {"shards": ["berlin", "lagos", "lima"]},
-            "payments": {"shards": ["cards", "invoices"]},
-            "orders-of-each-customer-and-day": {"inputs": ["mobile", "shops"], "ranges": 4},
-            "paid-orders": {
-                "inputs": ["orders-of-each-customer-and-day", "payments"],
-                "ranges": 4,
-            },
-            "revenue": {"inputs": ["paid-orders"], "ranges": 2},
-        },
-        throttle=spread,
-    )
-    feed.claim("mobile", holder="executor-1").promise(START + DAY)
-    feed.claim("shops", ["berlin", "lima"], holder="executor-2").promise(START)
-    feed.send("POST", "/stages/shops/ranges/lagos/retire", {"because": "the shop is closed"})
-    run = feed.send("POST", "/runs", {"stages": ["payments"], "holder": "driver-3"})["run"]
-    feed.claim("payments", holder="executor-3", run=run).promise(START)
-    feed.send("POST", f"/runs/{run}/end", {"outcome": "failed", "because": "out of memory"})
-
-
-def _take(
-    browser: Browser, url: str, view: str, theme: str, size: tuple[int, int], path: Path
-) -> None:
-    width, height = size
-    with opened(browser, url, dark=theme == "dark", width=width, height=height) as page:
-        page.goto(NAME_OF[view])
-        expect(page.locator(READY[view]).first).to_be_visible()
+def _take(browser: Browser, url: str, view: str, address: str, variant: str) -> bytes:
+    (width, height), dark = VARIANTS[variant]
+    with opened(browser, url, dark=dark, width=width, height=height) as page:
+        page.goto(address)
         expect(page.get_by_text("live").or_(page.get_by_text("4 jobs")).first).to_be_visible()
-        if view == "ranges":
-            page.locator(".ranges").scroll_into_view_if_needed()
-            page.evaluate("document.querySelector('.ranges').scrollIntoView()")
+        if variant == "phone" and view == "ranges":
+            page.get_by_role("heading", name="Ranges").click()
+        expect(page.locator(READY[view]).first).to_be_visible()
+        if variant != "phone" and view == "stage":
+            expect(page.locator(".answer")).to_be_visible()
+        if view in TOP:
+            page.evaluate("(top) => document.querySelector(top).scrollIntoView()", TOP[view])
         # Everything in the next picture is there.
         page.evaluate(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
-        picture = _webp(page, page.screenshot())
-    path.write_bytes(picture)
+        return _webp(page, page.screenshot())
 
 
 def _webp(page: Page, png: bytes) -> bytes:

@@ -68,7 +68,7 @@ def test_a_stage_of_a_million_ranges(service: Service, open_page: Opened):
             first = page.locator(".ranges tbody tr").first
             expect(first).to_contain_text(slow)
             expect(first).to_contain_text("slow-worker")
-            page.get_by_role("link", name="Expired 1").click()
+            page.get_by_role("link", name="No worker 1").click()
             expect(first).to_contain_text(expired)
             # Down to the range: 2,500, then six or seven, then one in each cell.
             for size in ("2,500", "[67]"):

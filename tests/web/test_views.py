@@ -143,8 +143,8 @@ def test_times_in_texts_of_the_service_follow_the_zone(service: Service, open_pa
                 """async () => {
                   const { moments } = await import("/site/lib/time.js");
                   const noon = Date.UTC(2026, 0, 2, 12);
-                  const at = (zone) => moments("no worker since 03:30 (gone)", zone, noon);
-                  const failed = moments("failed at 2026-01-02 16:38: full", "local", noon);
+                  const at = (zone) => moments("no worker since 03:30Z (gone)", zone, noon);
+                  const failed = moments("failed at 2026-01-02 16:38Z: full", "local", noon);
                   return [at("utc"), at("local"), failed];
                 }"""
             )
@@ -217,7 +217,8 @@ def test_eta(service: Service, open_page: Opened):
             expect(answer).to_have_text(
                 re.compile(
                     "^An estimate for 2014-02-05 05:00:00Z is not possible:"
-                    " in the last .* the stage advanced by .* fewer than 9 times.$"
+                    " the history is too short: in the last .*"
+                    " the stage advanced by .* fewer than 9 times.$"
                 )
             )
             page.get_by_label("Everything before").fill("2013-01-01T05:10:00")
@@ -274,13 +275,13 @@ def test_what_is_expired_idle_or_silent_is_easy_to_find(service: Service, open_p
             listed = page.locator(".ranges tbody tr th")
             expect(page.locator(".heat button")).to_have_text(["!", "z", "?", ""])
             for link, name in {
-                "Expired 1": "gone",
+                "No worker 1": "gone",
                 "Never reported 1": "silent",
                 "Idle 1": "quiet",
             }.items():
                 page.get_by_role("link", name=link).click()
                 expect(listed).to_have_text([name])
-            page.get_by_role("link", name="Expired 1").click()
+            page.get_by_role("link", name="No worker 1").click()
             expect(page.locator(".ranges tbody tr")).to_contain_text("none")
 
 

@@ -68,12 +68,12 @@ export function duration(ms) {
 /** How far an event time is behind the clock. */
 export function lag(ms, nowMs) {
   if (ms === null || ms === undefined) return null;
-  return isEnd(ms) ? 0 : nowMs - ms;
+  return isEnd(ms) ? 0 : Math.max(0, nowMs - ms);
 }
 
 /** Moments in the texts of the API, which are in UTC: whole, or without their seconds, or without their day. */
 const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
-const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)(?!:?\d|Z)/g;
+const SHORT = /\b(since|at) (\d{4}-\d\d-\d\d )?(\d\d:\d\d)Z/g;
 
 /**
  * A moment to the minute, with its day where that is not today: `14:03Z`.

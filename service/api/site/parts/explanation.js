@@ -10,7 +10,7 @@ import { counted, duration, fromIso, instant, moments, wholeMoments } from "../l
 const REASONS = {
   never_reported: "has never reported",
   ended: "is as the last run has left it",
-  lease_expired: "is not held by a lease",
+  lease_expired: "has no worker",
   waiting_for_commit: "waits for a commit",
   throttled: "is throttled",
   stalled: "reports, but its oldest work ages",
@@ -59,11 +59,15 @@ export function useExplanation(job, stage, version) {
 
 const isOf = (found, job, stage) => found.job === job && found.stage === stage;
 
+/** An idle or ended stage is not held back: its lowest ranges are named all the same. */
+const held = ({ stage, health, holders_total: total }) => (health === "idle" || health === "ended"
+  ? `${counted(total, "range is", "ranges are")} the lowest of ${stage}` : `${counted(total, "range holds", "ranges hold")} ${stage} back`);
+
 /** @param {{why: any, zone: any, nowMs: number}} props */
 export function Explanation({ why, zone, nowMs }) {
   if (!why) return null;
   const path = [...why.path].reverse();
-  const holders = `${counted(why.holders_total, "range holds", "ranges hold")} ${why.stage} back${why.holders_total > why.holders.length
+  const holders = `${held(why)}${why.holders_total > why.holders.length
     ? `; the first ${why.holders.length}` : ""}`;
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
@@ -80,7 +84,7 @@ export function Explanation({ why, zone, nowMs }) {
         <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
         <td data-label="Without the range" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
         <td data-label="Holder">${each.holder ?? "none"}</td>
-        <td data-label="Unchanged for">${each.since ? duration(nowMs - fromIso(each.since)) : "–"}</td>
+        <td data-label="Unchanged for">${each.since ? duration(Math.max(0, nowMs - fromIso(each.since))) : "–"}</td>
       </tr>`)}</tbody></table></div></${Fold}>`}
     ${why.retired && html`<ul class="retired">${why.retired.map((each) => html`<li key=${`${each.stage} ${each.range}`}>
       ${each.range} of <a href=${link({ job: why.job, stage: each.stage })}>${each.stage}</a> is retired${each.since

@@ -2,7 +2,7 @@
  * A stage's ranges as a map: one cell for each, or for so many neighbours that a few hundred cells are left.
  *
  * The service counts them, so a cell hides none of its ranges: it shows its slowest, and how many of them
- * have expired, never reported, are idle or retired.
+ * have no worker, never reported, are idle or retired.
  */
 import { html, useRef } from "../lib/html.js";
 import { changed, go } from "../lib/route.js";
@@ -10,8 +10,8 @@ import { counted, duration, instant, isEnd } from "../lib/time.js";
 
 const LEVELS = 5;
 
-/** @param {{summary: any, route: any, zone: import("../lib/time.js").Zone}} props */
-export function HeatMap({ summary, route, zone }) {
+/** @param {{summary: any, route: any, zone: import("../lib/time.js").Zone, ended: boolean}} props */
+export function HeatMap({ summary, route, zone, ended }) {
   const { buckets, total } = summary;
   const grid = useRef(null);
   const current = useRef(0);
@@ -38,15 +38,18 @@ export function HeatMap({ summary, route, zone }) {
     <p class="legend">${caption(shown, total, buckets.length, width)}
       ${shown < total && html` <a class="button" href=${changed(route, { rf: null, rt: null })}>All ranges</a>`}</p>
     <div class="heat" ref=${grid} role="group" aria-label=${caption(shown, total, buckets.length, width)} onKeyDown=${move}>
-      ${buckets.map((bucket, k) => html`<button type="button" key=${bucket.index} class=${classOf(bucket, scale)}
-        tabindex=${k === Math.min(current.current, buckets.length - 1) ? 0 : -1} aria-label=${label(bucket, zone)}
-        title=${label(bucket, zone)} onFocus=${focus(k)} onClick=${() => open(bucket)}>${sign(bucket)}</button>`)}
+      ${buckets.map((bucket, k) => html`<button type="button" key=${bucket.index} class=${classOf(bucket, scale, ended)}
+        tabindex=${k === Math.min(current.current, buckets.length - 1) ? 0 : -1} aria-label=${label(bucket, zone, ended)}
+        title=${label(bucket, zone, ended)} onFocus=${focus(k)} onClick=${() => open(bucket)}>${sign(bucket, ended)}</button>`)}
     </div>
     <p class="legend" aria-hidden="true">
-      <span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
-        ? `, ${duration(scale.high - scale.low)} behind` : ""}
-      <span class="key never"></span> ? never reported <span class="key expired"></span> ! expired
-      <span class="key idle"></span> z idle <span class="key final"></span> ■ final <span class="key final"></span> × retired</p>
+      <span class="entry"><span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
+        ? `, ${duration(scale.high - scale.low)} behind` : ""}</span>${" "}
+      <span class="entry"><span class="key never"></span> ? never reported</span>${" "}
+      <span class="entry">${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}</span>${" "}
+      <span class="entry"><span class="key idle"></span> z idle</span>${" "}
+      <span class="entry"><span class="key final"></span> ■ final</span>${" "}
+      <span class="entry"><span class="key final"></span> × retired</span></p>
   </div>`;
 }
 
@@ -64,8 +67,8 @@ function scaleOf(buckets) {
   return { low, high, wide: high > low };
 }
 
-function classOf(bucket, scale) {
-  const marks = bucket.expired ? " expired" : "";
+function classOf(bucket, scale, ended) {
+  const marks = bucket.expired && !ended ? " expired" : "";
   if (bucket.never_reported) return `never${marks}`;
   if (isWaitedFor(bucket)) {
     const behind = scale.wide ? (scale.high - bucket.lowest) / (scale.high - scale.low) : 0;
@@ -74,22 +77,23 @@ function classOf(bucket, scale) {
   return bucket.idle ? `idle${marks}` : `final${marks}`;
 }
 
-function sign(bucket) {
+function sign(bucket, ended) {
   if (bucket.never_reported) return "?";
-  if (bucket.expired) return "!";
+  if (bucket.expired) return ended ? "□" : "!";
   if (bucket.idle) return "z";
   if (bucket.retired && isEnd(bucket.lowest)) return "×";
   return isEnd(bucket.lowest) ? "■" : "";
 }
 
-function label(bucket, zone) {
+function label(bucket, zone, ended) {
   const name = bucket.ranges === 1 ? bucket.first
     : `${counted(bucket.ranges, "range")} from ${bucket.first}`;
   const parts = [];
   if (bucket.never_reported) parts.push(`${bucket.never_reported.toLocaleString("en")} never reported`);
   else if (isWaitedFor(bucket)) parts.push(`${bucket.ranges === 1 ? "at" : "slowest at"} ${instant(bucket.lowest, zone)}`);
   for (const each of ["expired", "idle", "final", "retired"]) {
-    if (bucket[each]) parts.push(`${bucket[each].toLocaleString("en")} ${each}`);
+    const word = each !== "expired" ? each : ended ? "ended" : "without a worker";
+    if (bucket[each]) parts.push(`${bucket[each].toLocaleString("en")} ${word}`);
   }
   return `${name}: ${parts.join(", ")}`;
 }

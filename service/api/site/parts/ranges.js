@@ -15,7 +15,7 @@ const CELLS = 400;
 const PAGE = 20;
 const MOST = 1_000;
 const LISTS = [
-  ["slowest", "Slowest"], ["expired", "Expired"], ["never_reported", "Never reported"], ["idle", "Idle"],
+  ["slowest", "Slowest"], ["expired", "No worker"], ["never_reported", "Never reported"], ["idle", "Idle"],
   ["final", "Final"], ["retired", "Retired"], ["all", "All"],
 ];
 
@@ -31,13 +31,14 @@ export function Ranges({ route, me, stage, zone, nowMs }) {
   if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data) return null;
   if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The stage does not have ranges: its output is its input.</p></section>`;
+  const ended = stage?.health === "ended";
   return html`<section class="ranges" aria-labelledby="ranges-title">
     <h2 id="ranges-title">Ranges</h2>
-    <${HeatMap} summary=${data} route=${route} zone=${zone} />
+    <${HeatMap} summary=${data} route=${route} zone=${zone} ended=${ended} />
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
-      aria-current=${name === show ? "true" : undefined}>${title}${count(data, name)}</a>`)}</nav>
-    <${List} data=${data} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
+      aria-current=${name === show ? "true" : undefined}>${name === "expired" && ended ? "Ended" : title}${count(data, name)}</a>`)}</nav>
+    <${List} data=${data} show=${show} ended=${ended} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
     ${data.matching > data.listed.length && limit < MOST && html`<p>
       <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
   </section>`;
@@ -45,10 +46,12 @@ export function Ranges({ route, me, stage, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
-function List({ data, route, me, zone, nowMs, output }) {
+function List({ data, show, ended, route, me, zone, nowMs, output }) {
   const may = me.role === "admin";
-  if (!data.listed.length) return html`<p class="empty">There are none.</p>`;
-  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}`;
+  if (!data.listed.length) return html`<p class="empty">${show === "slowest"
+    ? "The stage waits for none of them: each is final, idle or retired." : "There are none."}</p>`;
+  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}${show === "slowest" && data.matching < data.total
+    ? " that the stage waits for" : ""}`;
   return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
     <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
       <th scope="col">Ahead of the stage</th><th scope="col">Holds</th><th scope="col">Holder</th>
@@ -56,7 +59,7 @@ function List({ data, route, me, zone, nowMs, output }) {
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${each.condition}`}>${each.condition.replace("_", " ")}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
@@ -67,6 +70,9 @@ function List({ data, route, me, zone, nowMs, output }) {
       ${may && html`<td>${SETTLED.has(each.condition) ? "" : html`<${Retire} route=${route} range=${each.range} zone=${zone} />`}</td>`}
     </tr>`)}</tbody></table></div>`;
 }
+
+/** A range without a lease has no worker; after a run that has finished, it needs none. */
+const conditionOf = (each, ended) => (each.condition === "expired" ? ended ? "ended" : "no worker" : each.condition.replace("_", " "));
 
 const SETTLED = new Set(["final", "retired"]);
 

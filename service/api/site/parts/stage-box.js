@@ -70,8 +70,8 @@ function Foot({ range, more, badges }) {
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
 }
 
-/** What the words of a stage's health do not say. */
-function badgesOf(stage, shards) {
+/** The retired and throttled ranges of a stage: neither is a health. */
+export function badgesOf(stage, shards) {
   const throttled = Object.keys(shards ?? {}).length;
   const retired = stage?.ranges.retired ?? 0;
   return [retired && `retired ${retired.toLocaleString("en")}`, throttled && `throttled ${throttled.toLocaleString("en")}`]

@@ -4,6 +4,7 @@ import { html } from "../lib/html.js";
 import { changed, go, link } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
 import { Following, Unchanged } from "./following.js";
+import { badgesOf } from "./stage-box.js";
 import { Status } from "./status.js";
 
 /** With more stages than this, there is a field to find one. */
@@ -55,7 +56,8 @@ class Row extends Following {
     const system = stage?.processing_watermark;
     return html`<tr class=${held ? "held" : ""}>
       <th scope="row"><a href=${link({ job, stage: name })}>${name}</a></th>
-      <td data-label="Health"><${Status} of=${stage} /></td>
+      <td data-label="Health"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
+        html`<span class=${`mark ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${isEnd(output) ? "–" : duration(lag(output, nowMs))}</td>
       <td data-label="System lag">${isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"}</td>

@@ -1,0 +1,216 @@
+"""Twelve stages in every condition: each view names the same condition and cause in the same words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.server import Service
+from tests.unit.agent.test_inspection import run
+from tests.web.conftest import Opened
+from tests.web.tour import HEALTH, MARKS, STAGES, Tour
+
+WORDS: Final = {
+    stage: "active" if health == "ok" else health.replace("_", " ")
+    for stage, health in HEALTH.items()
+}
+"""The word of each stage for people."""
+CONDITIONS: Final = {
+    "catalogue": "final",
+    "coupons": "idle",
+    "prices": "ended",
+    "refunds": "no worker",
+    "shipments": "no worker",
+    "sessions": "active",
+}
+"""The condition of all ranges of a stage."""
+CAUSES: Final = {"shipments": "shipments", "refunds": "refunds", "conversions": "conversions"} | {
+    "revenue": "refunds"
+}
+"""The stage that is the root cause of another one's watermark."""
+
+
+@pytest.fixture(scope="module")
+def tour(service: Service) -> Iterator[Tour]:
+    with Tour(service.url, "tour") as feed:
+        yield feed
+
+
+class Views:
+    """The job in every view but the page."""
+
+    def __init__(self, service: Service, tour: Tour) -> None:
+        self.url, self.tour = service.url, tour
+
+    def read(self, path: str) -> Any:
+        return self.tour.send("GET", path)
+
+    def command(self, name: str, *arguments: str) -> str:
+        done = run(name, self.tour.job, *arguments, "--url", self.url)
+        assert done.exit_code in {0, 2}, done.stderr
+        return done.stdout
+
+    def metric(self, name: str) -> Mapping[str, Sequence[str]]:
+        """Return the samples of the job that are not zero: their labels, by their stage."""
+        found: dict[str, list[str]] = {}
+        for line in self.tour.client.get("/metrics").text.splitlines():
+            if line.startswith(f"{name}{{") and 'job="tour"' in line and not line.endswith(" 0.0"):
+                stage = re.findall(r'stage="([^"]*)"', line)[0]
+                found.setdefault(stage, []).extend(re.findall(r'health="([^"]*)"', line))
+        return found
+
+    def causes(self) -> Mapping[str, str]:
+        return {each["stage"]: each["because"] for each in self.read("/problems")["problems"]}
+
+
+@pytest.fixture
+def views(service: Service, tour: Tour) -> Views:
+    return Views(service, tour)
+
+
+def words_of(table: str) -> Mapping[str, str]:
+    """Return the column `health` of a table, by the stage in its first one."""
+    lines = table.splitlines()
+    head = next(k for k, line in enumerate(lines) if line.startswith("stage "))
+    columns = [match.start() for match in re.finditer(r"(?<=  )\S", lines[head])]
+    rows = lines[head + 1 : head + 1 + len(STAGES)]
+    return {row[: columns[0]].strip(): row[columns[0] : columns[1]].strip() for row in rows}
+
+
+def with_marks(words: Mapping[str, str]) -> Mapping[str, str]:
+    return {
+        stage: f"{word}, {MARKS[stage]}" if stage in MARKS else word
+        for stage, word in words.items()
+    }
+
+
+def test_the_api_and_the_metrics_name_the_same_health(views: Views):
+    assert views.read("")["health"] == HEALTH
+    assert views.tour.healths() == HEALTH
+    for stage, health in HEALTH.items():
+        assert views.read(f"/stages/{stage}/watermark")["health"] == health
+        assert views.read(f"/stages/{stage}/explain")["health"] == health
+    assert views.metric("tidegauge_stage_health") == {
+        stage: [health] for stage, health in HEALTH.items()
+    }
+    problems = {each["stage"]: each["health"] for each in views.read("/problems")["problems"]}
+    assert problems == {stage: HEALTH[stage] for stage in CAUSES if CAUSES[stage] == stage}
+    assert set(views.metric("tidegauge_throttled_shards")) == {"orders"}
+    assert set(views.metric("tidegauge_retired_ranges")) == {"payments"}
+
+
+def test_the_commands_name_the_same_health(views: Views):
+    shown = json.loads(views.command("show", "--json"))
+    assert {each["stage"]: each["health"] for each in shown["stages"]} == HEALTH
+    assert shown["throttled"] == {"orders": 1}
+    assert words_of(views.command("show")) == with_marks(WORDS)
+    assert words_of(views.command("watch", "--count", "1")) == with_marks(WORDS)
+    for stage, word in WORDS.items():
+        assert re.search(rf"\({word}, changed at ", views.command("explain", stage))
+    for stage, condition in CONDITIONS.items():
+        found = json.loads(views.command("ranges", stage, "--json"))["ranges"]
+        assert views.command("ranges", stage).count(f"  {condition}  ") == len(found)
+    assert re.search(r"e0000000-100000000 +never reported ", views.command("ranges", "conversions"))
+
+
+def test_the_page_names_the_same_health(views: Views, open_page: Opened):
+    with open_page("#/jobs/tour") as page:
+        for stage, word in WORDS.items():
+            box = page.locator(f'a[data-stage="{stage}"]')
+            expect(box).to_have_attribute("aria-label", re.compile(rf"\b{stage}, {word}[,:]"))
+            cell = _row(page, stage).locator('[data-label="Health"]')
+            expect(cell).to_have_text(re.compile(rf"^\S {word}{MARKS.get(stage, '')}$"))
+            if stage in MARKS:
+                expect(box).to_contain_text(MARKS[stage])
+        for stage, word in WORDS.items():
+            if CAUSES.get(stage) == stage:
+                expect(page.locator(f'[data-problem="{stage}"]')).to_contain_text(f"{word} {stage}")
+    with open_page("/") as page:
+        page.goto("/?q=tour#/")
+        cell = page.locator('tr[data-job="tour"] [data-label="Health"]')
+        expect(cell).to_contain_text("failed")
+    for stage, word in WORDS.items():
+        with open_page(f"#/jobs/tour/stages/{stage}?show=all") as page:
+            expect(page.locator(".facts .status")).to_have_text(re.compile(rf"^\S {word}$"))
+            for cell in page.locator(".ranges td.condition").all():
+                expect(cell).to_have_text(CONDITIONS.get(stage, re.compile(".")))
+
+
+def _row(page: Page, stage: str) -> Any:
+    name = page.get_by_role("rowheader", name=stage, exact=True)
+    return page.locator("tr", has=name).last
+
+
+def test_every_view_names_the_same_root_cause(views: Views, open_page: Opened):
+    causes = views.causes()
+    # Commands wrap long lines.
+    shown = {name: " ".join(views.command(name).split()) for name in ("show", "status")}
+    shown["watch"] = " ".join(views.command("watch", "--count", "1").split())
+    with open_page("#/jobs/tour") as page:
+        for stage, because in causes.items():
+            for name, text in shown.items():
+                assert f"{WORDS[stage]}: {because}" in text, name
+            expect(page.locator(f'[data-problem="{stage}"]')).to_contain_text(because)
+    for stage, root in CAUSES.items():
+        assert causes[root] in views.read(f"/stages/{stage}/explain")["because"]
+        assert causes[root] in " ".join(views.command("explain", stage).replace("│", " ").split())
+        with open_page(f"#/jobs/tour/stages/{stage}") as page:
+            expect(page.locator(".because")).to_contain_text(causes[root])
+
+
+def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opened):
+    with open_page("#/jobs/tour", width=360, height=740) as page:
+        for stage, mark in MARKS.items():
+            expect(_row(page, stage).get_by_text(mark)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_an_ended_run_is_not_work_that_waits(views: Views):
+    """A job between two nights made all stages below look stuck, in the system lag and its alert."""
+    marks = views.read("/watermarks")["watermarks"]
+    assert marks["prices"]["processing_watermark"] > marks["shipments"]["processing_watermark"]
+    payments, paid = (marks[each]["processing_watermark"] for each in ("payments", "paid-orders"))
+    assert paid <= payments
+    views.tour.advance()
+    after = views.read("/watermarks")["watermarks"]["paid-orders"]["processing_watermark"]
+    assert after > paid
+
+
+def test_a_silence_does_not_begin_with_the_last_input(views: Views):
+    [silent] = [each for each in views.read("/problems")["problems"] if each["health"] == "silent"]
+    assert silent["since"] is None
+
+
+def test_a_stage_ahead_of_the_clock_has_no_lag(views: Views, open_page: Opened):
+    watched = views.command("watch", "--count", "1")
+    assert re.search(r"^prices .*Z +0 s ", watched, re.MULTILINE)
+    with open_page("#/jobs/tour") as page:
+        expect(_row(page, "prices").locator('[data-label="Data lag"]')).to_have_text("0 s")
+
+
+def test_an_idle_stage_holds_nothing_back(views: Views, open_page: Opened):
+    because = views.read("/stages/coupons/explain")["because"]
+    assert because.startswith("coupons is idle, and stages below do not wait for it: range ")
+    with open_page("#/jobs/tour/stages/coupons") as page:
+        expect(page.get_by_text("2 ranges are the lowest of coupons")).to_be_visible()
+        expect(page.locator(".ranges .empty")).to_have_text(
+            "The stage waits for none of them: each is final, idle or retired."
+        )
+    with open_page("#/jobs/tour/stages/payments") as page:
+        expect(page.locator(".ranges caption")).to_have_text(
+            "2 of 2 ranges that the stage waits for"
+        )
+
+
+def test_the_map_of_an_ended_stage_is_not_an_alarm(views: Views, open_page: Opened):
+    with open_page("#/jobs/tour/stages/prices") as page:
+        expect(page.locator(".heat button")).to_have_text(["□", "□"])
+        expect(page.locator(".heat .expired")).to_have_count(0)
+        expect(page.get_by_role("link", name="Ended 2")).to_be_visible()
+    with open_page("#/jobs/tour/stages/refunds") as page:
+        expect(page.locator(".heat button")).to_have_text(["!", "!"])
