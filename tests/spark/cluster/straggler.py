@@ -29,7 +29,7 @@ class Straggler:
     folder: Path
 
     def pass_by(self, place: str) -> None:
-        """Come by as some task's attempt, after its claim; in a race, wait for the other one."""
+        """Come by as some task's attempt, before its report; in a race, wait for the other one."""
         task = TaskContext.get()
         batch = task and task.getLocalProperty(_BATCH_PROPERTY)
         if task is None or batch is None or int(batch) % _EVERY:
@@ -41,8 +41,8 @@ class Straggler:
             winner = "copy" if len(list(self.folder.glob(f"{place}, */copy"))) % 2 else "straggler"
             if not _first_come(race / "straggler", f"{task.partitionId()} {winner}"):
                 return
-            # Until its copy has claimed what it has claimed itself; and if the copy is to win, for
-            # ever: Spark ends the one that is left.
+            # Until its copy is as far; and if the copy is to win, for ever: Spark ends the one that is
+            # left.
             _wait(race / ("never" if winner == "copy" else "copy"))
             return
         partition, winner = _said(race / "straggler")
@@ -88,7 +88,7 @@ def _wait(mark: Path) -> None:
 
 @dataclass(frozen=True)
 class StragglingStrategy:
-    """A strategy, which is asked between a task's claim and its report."""
+    """A strategy, which is called before a task's report."""
 
     strategy: Strategy
     straggler: Straggler
