@@ -57,7 +57,7 @@ class Row extends Following {
     return html`<tr class=${held ? "held" : ""}>
       <th scope="row"><a href=${link({ job, stage: name })}>${name}</a></th>
       <td data-label="Health"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
-        html`<span class=${`mark ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
+        html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${isEnd(output) ? "–" : duration(lag(output, nowMs))}</td>
       <td data-label="System lag">${isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"}</td>
