@@ -30,6 +30,11 @@ def test_a_stage_is_short_and_unfolds(flights: Flights, open_page: Opened):
             expect(page.locator(part)).to_be_in_viewport(ratio=1)
         for title in TITLES:
             expect(page.get_by_role("heading", name=title)).to_be_visible()
+        # Each fact of a watermark is one line.
+        for name in ("Output watermark", "Input watermark"):
+            fact = page.locator(".facts > div", has_text=name)
+            lines = "each => each.clientHeight / parseFloat(getComputedStyle(each).fontSize)"
+            assert fact.evaluate(lines) < 2.5
         # The list of jobs, which was shown before, may still request the picture of its row.
         unfolded = ("/newark/history?from=", "/runs?stage=", "/changes?", "range-summary")
         assert not [each for each in requests if any(part in each for part in unfolded)]
