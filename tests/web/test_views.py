@@ -33,7 +33,7 @@ def test_jobs(flights: Flights, service: Service, open_page: Opened):
         without = page.locator('tr[data-job="quiet-one"]')
         expect(without).to_contain_text("silent")
         # The last change of an input would read as one of the output.
-        expect(without.locator('[data-label="Unchanged for"]')).to_have_text("–")
+        expect(without.locator('[data-label="Unchanged for"]')).to_have_text("\N{EN DASH}")
         expect(page.get_by_role("img", name="has not moved in the last hour").first).to_be_visible()
 
 
