@@ -32,8 +32,8 @@ class PastWatermarkBody(Struct, frozen=True):
     input_watermark: Watermark
     output_watermark: Watermark
     status: Status
-    records: _Rows = None
-    late: _Rows = None
+    records: _Rows
+    late: _Rows
 
 
 class HistoryBody(Struct, frozen=True):
