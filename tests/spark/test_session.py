@@ -17,4 +17,4 @@ def test_python_processes_import_the_compiled_package(spark: SparkSession) -> No
         return str(__import__("pyspark").__file__)
 
     found = spark.range(1).select(F.udf(imported, "string", useArrow=False)("id")).collect()
-    assert [Path(row[0]) for row in found] == [Path(pyspark.__file__)]
+    assert [Path(row[0]).resolve() for row in found] == [Path(pyspark.__file__)]
