@@ -18,7 +18,6 @@ from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
-    NO_WORK,
     UNKNOWN,
     Counts,
     all_report_pending,
@@ -276,10 +275,9 @@ def _derive(
 
 
 def _work_since(seen: StageObservation) -> int:
-    since = work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
-    has_finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
-    # A finished program has done all its work: a job between two nights must not age the stages below.
-    return NO_WORK if has_finished and since != UNKNOWN else since
+    # Not aged between two nights: a program that has finished has done all work that it does not name.
+    finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
+    return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts, finished=finished)
 
 
 def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:

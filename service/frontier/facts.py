@@ -173,24 +173,33 @@ NO_WORK = MAX
 
 
 def work_since(
-    reported_at_ms: Int64s, promises: Int64s, idle: Bools, facts: Mapping[int, Facts]
+    reported_at_ms: Int64s,
+    promises: Int64s,
+    idle: Bools,
+    facts: Mapping[int, Facts],
+    *,
+    finished: bool = False,
 ) -> int:
     """Return the earliest possible arrival of the oldest unfinished work of a stage's ranges (or
     `UNKNOWN`, `NO_WORK`).
 
     For a range that reports its oldest work, this is its arrival. For another, it is the moment of its
     last report (0: never), since more work may have arrived since. A final or idle range counts only if
-    it reports work. A range whose lease has expired does not report, so its moment stands still.
+    it reports work, and so does a range of a run that has `finished`. A range whose lease has expired
+    does not report, so its moment stands still.
 
     >>> at, promises = np.array([50, 60, 40]), np.array([7, 8, MAX])
     >>> work_since(at, promises, np.zeros(3, bool), {})
     50
     >>> work_since(at, promises, np.array([True, False, False]), {})
     60
+    >>> work_since(at, promises, np.zeros(3, bool), {}, finished=True) == NO_WORK
+    True
     >>> work_since(np.array([50, 0, 40]), promises, np.zeros(3, bool), {}) == UNKNOWN
     True
     """
-    counted = ~(idle | (promises == MAX))
+    done = finished & (reported_at_ms > 0)
+    counted = ~(idle | (promises == MAX) | done)
     moments = np.where(counted, reported_at_ms, NO_WORK)
     for index, each in facts.items():
         if each.oldest_work_ms is not None:

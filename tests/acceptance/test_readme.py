@@ -28,6 +28,7 @@ from spark_agent.demo.session import link_spark_home
 from spark_agent.executor.tally import Count
 from spark_agent.soundness.operators import TABLE
 from tests.support.binaries import free_port, wait_until
+from tests.support.commands import run
 from tests.support.documents import EXECUTED, NOT_EXECUTED, block, blocks, pages
 from tests.support.local_files import FILE_MANAGER_SETTING, ONE_STEP
 from tests.support.server import Service
@@ -102,24 +103,16 @@ def run_example(service: Service, *containing: str) -> str:
 
 def run_script(service: Service, script: str) -> str:
     """Run a script of shell against a service; return what it prints."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script.replace("tidegauge ", "python -m service ")],
-        env={
-            **os.environ,
+    return run(
+        *("bash", "-euo", "pipefail", "-c", script.replace("tidegauge ", "python -m service ")),
+        folder=service.folder,
+        variables={
             "URL": service.url,
             "TIDEGAUGE_URL": service.url,
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "200",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         },
-        cwd=service.folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

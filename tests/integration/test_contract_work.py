@@ -85,6 +85,17 @@ async def test_a_run_that_finished_has_no_work_left(
     assert [states[n]["system_lag_ms"] for n in "sku"] == [lag_ms] * 3
 
 
+async def test_work_that_a_finished_run_has_left_counts(job: Api, gauge: InProcess) -> None:
+    """As that of an idle range does: rows that wait for the next night are work."""
+    gauge.skip_on_redis()
+    run = await job.run("s")
+    work = {"a": {"watermark": 5, "oldest_work": NOW}, "b": 5}
+    await job.report("s", await job.token("s", run=run), work)
+    await job.end(run, "finished")
+    gauge.advance(60_000)
+    assert (await job.watermark("s"))["system_lag_ms"] == 60_000
+
+
 async def test_processing_watermark_never_passes_the_clock_nor_goes_back(
     job: Api, gauge: InProcess
 ) -> None:
