@@ -37,6 +37,7 @@ EXECUTED: Final = {
     'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",
     'job="lifts"': "tests/spark/test_kafka.py",
+    "compileall": "tests/acceptance/test_python_processes.py",
     "tidegauge keys revoke": "tests/acceptance/test_readme.py",
     "tidegauge serve --port 8000": "tests/acceptance/test_readme.py",
     "tidegauge explain scores": "tests/acceptance/test_readme.py",
