@@ -31,10 +31,16 @@ def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
         return ()
 
 
-def throttled_shards(client: Client, job: str) -> Mapping[str, int]:
-    """Return the number of throttled shards of each source that has any."""
+Throttled = Mapping[str, frozenset[str]]
+"""The throttled shards of each source that has any."""
+
+
+def throttled_shards(client: Client, job: str) -> Throttled:
+    """Return the throttled shards of a job."""
     return {
-        stage: len(shards) for stage, shards in client.throttle(job)["shards"].items() if shards
+        stage: frozenset(shards)
+        for stage, shards in client.throttle(job)["shards"].items()
+        if shards
     }
 
 
@@ -90,8 +96,12 @@ def stage_text(stage: WatermarkAnswer, throttled: int = 0) -> str:
     return ", ".join([word, *(f"{mark} {count:,}" for count, mark in marks if count)])
 
 
-def range_text(each: RangeAnswer, stage_health: str | None) -> str:
+def range_text(
+    each: RangeAnswer, stage_health: str | None, throttled: frozenset[str] = frozenset()
+) -> str:
     """Write the condition of a range. A range without a holder is not active, whatever its promise.
+
+    `throttled`: the throttled shards of the stage.
 
     >>> held = {"status": "active", "holder": "w"}
     >>> range_text(held, "no_worker"), range_text(held | {"holder": None}, "no_worker")
@@ -102,7 +112,14 @@ def range_text(each: RangeAnswer, stage_health: str | None) -> str:
     'retired'
     >>> range_text(held | {"status": "unknown"}, "silent")
     'never reported'
+    >>> range_text(held | {"range": "fast-0"}, "ok", frozenset({"fast-0"}))
+    'active, throttled'
     """
+    word = _range_word(each, stage_health)
+    return f"{word}, throttled" if throttled and each["range"] in throttled else word
+
+
+def _range_word(each: RangeAnswer, stage_health: str | None) -> str:
     if each.get("retired"):
         return "retired"
     if each["status"] == "unknown":

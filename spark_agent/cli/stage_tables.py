@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from spark_agent.cli.common import print_table
-from spark_agent.cli.health import range_text, stage_text, style_of
+from spark_agent.cli.health import Throttled, range_text, stage_text, style_of
 from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
 from spark_agent.times import duration_text, instant_text
@@ -53,27 +53,27 @@ _MOVING: Final = (
 
 
 def stages_data(
-    found: SnapshotAnswer, problems: Sequence[ProblemLine], throttled: Mapping[str, int]
+    found: SnapshotAnswer, problems: Sequence[ProblemLine], throttled: Throttled
 ) -> Mapping[str, object]:
-    """Return a job's stages, as a list, its problems and its throttled shards, for programs."""
+    """Return a job's stages, its problems and the numbers of throttled shards, for programs."""
     watermarks = list(found["watermarks"].values())
     return {
         "job": found["job"],
         "generation": found["generation"],
         "stages": watermarks,
         "problems": problems,
-        "throttled": throttled,
+        "throttled": {stage: len(shards) for stage, shards in throttled.items()},
     }
 
 
 def print_stages(
-    watermarks: Mapping[str, WatermarkAnswer], throttled: Mapping[str, int], *, wide: bool
+    watermarks: Mapping[str, WatermarkAnswer], throttled: Throttled, *, wide: bool
 ) -> None:
     """Print the stages of a job, or one of them."""
     rows = [
         (
             name,
-            stage_text(each, throttled.get(name, 0)),
+            stage_text(each, len(throttled.get(name, ()))),
             input_text(each["input_watermark"]),
             instant_text(each["output_watermark"]),
             f"{each['ranges']['reported']}/{each['ranges']['total']}",
@@ -85,12 +85,18 @@ def print_stages(
     print_table(_STAGES, rows, wide=wide)
 
 
-def print_held_by(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wide: bool) -> None:
+def print_held_by(
+    ranges: Iterable[RangeAnswer],
+    stage_health: str | None,
+    throttled: frozenset[str],
+    *,
+    wide: bool,
+) -> None:
     """Print the ranges that hold a stage back."""
     rows = [
         (
             each["range"],
-            range_text(each, stage_health),
+            range_text(each, stage_health, throttled),
             instant_text(each["promise"]),
             _holds(each),
             each["holder"] or "none",
@@ -101,12 +107,18 @@ def print_held_by(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wi
     print_table(_HELD_BY, rows, wide=wide)
 
 
-def print_ranges(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wide: bool) -> None:
+def print_ranges(
+    ranges: Iterable[RangeAnswer],
+    stage_health: str | None,
+    throttled: frozenset[str],
+    *,
+    wide: bool,
+) -> None:
     """Print the ranges of a stage."""
     rows = [
         (
             each["range"],
-            range_text(each, stage_health),
+            range_text(each, stage_health, throttled),
             instant_text(each["promise"]),
             _holds(each),
             each["holder"] or "none",
@@ -120,7 +132,7 @@ def print_ranges(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wid
 
 def moving_lines(
     stages: Mapping[str, WatermarkAnswer],
-    throttled: Mapping[str, int],
+    throttled: Throttled,
     slowest: str,
     width: int | None,
 ) -> list[Text]:
@@ -129,7 +141,7 @@ def moving_lines(
         style_of(each.get("health")) or ("yellow" if name == slowest else None)
         for name, each in stages.items()
     ]
-    rows = [_moving(name, each, throttled.get(name, 0)) for name, each in stages.items()]
+    rows = [_moving(name, each, len(throttled.get(name, ()))) for name, each in stages.items()]
     return table_lines(_MOVING, rows, width, styles)
 
 

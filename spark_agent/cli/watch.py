@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +33,7 @@ from spark_agent.cli.common import (
     table_width,
 )
 from spark_agent.cli.health import (
+    Throttled,
     badness,
     health_text,
     problem_lines,
@@ -245,8 +246,7 @@ class Update:
     because: str = ""
     """Reason why the slowest stage is held back."""
     problems: Sequence[ProblemLine] = ()
-    throttled: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of throttled shards, by their source."""
+    throttled: Throttled = field(default_factory=dict[str, frozenset[str]])
     lost: str = ""
     """Error of the last request; `found` is the last state before it then."""
 
@@ -329,7 +329,8 @@ def ranges(
         if print_data(form, found):
             return
         health = client.show(job, stage).get("health")
-    print_ranges(found["ranges"], health, wide=form == "wide")
+        throttled = throttled_shards(client, job).get(stage, frozenset())
+    print_ranges(found["ranges"], health, throttled, wide=form == "wide")
     more = found["total"] - len(found["ranges"])
     if more > 0:
         typer.echo(f"and {more:,} more: --limit")

@@ -134,7 +134,7 @@ def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
         "watermark": watermark,
         "held_by": ranges,
         "problems": problems,
-        "throttled": throttled.get(stage, 0),
+        "throttled": len(throttled.get(stage, ())),
     }
     if print_data(form, {**shown, "promise": promise}):
         return
@@ -144,7 +144,8 @@ def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     _print_problems(problems)
     if ranges:
         typer.echo()
-        print_held_by(ranges, watermark.get("health"), wide=form == "wide")
+        of_stage = throttled.get(stage, frozenset())
+        print_held_by(ranges, watermark.get("health"), of_stage, wide=form == "wide")
 
 
 def history(

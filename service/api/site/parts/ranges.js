@@ -19,8 +19,8 @@ const LISTS = [
   ["final", "Final"], ["retired", "Retired"], ["all", "All"],
 ];
 
-/** @param {{route: any, me: import("../lib/api.js").Me, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
-export function Ranges({ route, me, stage, zone, nowMs }) {
+/** @param {{route: any, me: import("../lib/api.js").Me, stage: any, throttle: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
+export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   const show = route.query.get("show") ?? "slowest";
   const limit = Math.min(Number(route.query.get("n")) || PAGE, MOST);
   const [from, to] = [route.query.get("rf"), route.query.get("rt")];
@@ -38,7 +38,7 @@ export function Ranges({ route, me, stage, zone, nowMs }) {
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
       aria-current=${name === show ? "true" : undefined}>${name === "expired" && ended ? "Ended" : title}${count(data, name)}</a>`)}</nav>
-    <${List} data=${data} show=${show} ended=${ended} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
+    <${List} data=${data} show=${show} ended=${ended} throttled=${throttle?.shards[route.stage] ?? {}} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
     ${data.matching > data.listed.length && limit < MOST && html`<p>
       <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
   </section>`;
@@ -46,7 +46,7 @@ export function Ranges({ route, me, stage, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
-function List({ data, show, ended, route, me, zone, nowMs, output }) {
+function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) {
   const may = me.role === "admin";
   if (!data.listed.length) return html`<p class="empty">${show === "slowest"
     ? "The stage waits for none of them: each is final, idle or retired." : "There are none."}</p>`;
@@ -59,7 +59,7 @@ function List({ data, show, ended, route, me, zone, nowMs, output }) {
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${conditionOf(each, ended)}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${conditionOf(each, ended)}${each.range in throttled ? ", throttled" : ""}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>

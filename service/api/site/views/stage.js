@@ -30,7 +30,7 @@ export function StageView({ route, me, zone }) {
       <${Fold} title=${html`<h2>Runs</h2>`}><${Runs} ...${given} /></${Fold}>
       <${Fold} title=${html`<h2>When will it be done?</h2>`} open=${asks(route, "at")}><${Eta} ...${given} /></${Fold}>
       <${Throttled} throttle=${store.throttle} stage=${route.stage} zone=${zone} />
-      <${Fold} title=${html`<h2>Ranges</h2>`} open=${asks(route, "show", "n", "rf", "rt")}><${Ranges} ...${given} me=${me} /></${Fold}>`}`;
+      <${Fold} title=${html`<h2>Ranges</h2>`} open=${asks(route, "show", "n", "rf", "rt")}><${Ranges} ...${given} me=${me} throttle=${store.throttle} /></${Fold}>`}`;
 }
 
 const asks = (route, ...names) => names.some((name) => route.query.has(name));
