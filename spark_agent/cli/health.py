@@ -113,20 +113,17 @@ def range_text(
     >>> range_text(held | {"status": "unknown"}, "silent")
     'never reported'
     >>> range_text(held | {"range": "fast-0"}, "ok", frozenset({"fast-0"}))
-    'active, throttled'
+    'throttled'
     """
-    word = _range_word(each, stage_health)
-    return f"{word}, throttled" if throttled and each["range"] in throttled else word
-
-
-def _range_word(each: RangeAnswer, stage_health: str | None) -> str:
     if each.get("retired"):
         return "retired"
     if each["status"] == "unknown":
         return "never reported"
-    if each["status"] != "active" or each["holder"]:
+    if each["status"] != "active":
         return each["status"]
-    return "ended" if stage_health == "ended" else "no worker"
+    if not each["holder"]:
+        return "ended" if stage_health == "ended" else "no worker"
+    return "throttled" if throttled and each["range"] in throttled else "active"
 
 
 def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:

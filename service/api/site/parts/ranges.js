@@ -59,7 +59,7 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) 
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${conditionOf(each, ended)}${each.range in throttled ? ", throttled" : ""}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
