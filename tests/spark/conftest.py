@@ -29,13 +29,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker(
-    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KafkaServer]:
-    """One that nobody mistreats."""
+def broker_jars(kafka_jars: KafkaJars | JarsUnavailableError) -> KafkaJars:
+    """The jars of Kafka. Tests of brokers are skipped without them."""
     if isinstance(kafka_jars, JarsUnavailableError):
         pytest.skip(str(kafka_jars))
-    with KafkaServer(kafka_jars, tmp_path_factory.mktemp("kafka")) as running:
+    return kafka_jars
+
+
+@pytest.fixture(scope="session")
+def broker(
+    broker_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaServer]:
+    """One that nobody mistreats."""
+    with KafkaServer(broker_jars, tmp_path_factory.mktemp("kafka")) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_agent import WallClock
-from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
+from spark_agent.kafka_jars import KafkaJars
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
@@ -39,12 +39,10 @@ def topic(broker: KafkaServer) -> Topic:
 
 
 @pytest.fixture
-def weak(kafka_jars: KafkaJars | JarsUnavailableError, tmp_path: Path) -> Iterator[KafkaServer]:
+def weak(broker_jars: KafkaJars, tmp_path: Path) -> Iterator[KafkaServer]:
     """A broker of its own, to mistreat."""
-    if isinstance(kafka_jars, JarsUnavailableError):
-        pytest.skip(str(kafka_jars))
     settings = {"log.retention.check.interval.ms": "200", "log.cleaner.backoff.ms": "200"}
-    with KafkaServer(kafka_jars, tmp_path / "kafka", settings) as running:
+    with KafkaServer(broker_jars, tmp_path / "kafka", settings) as running:
         yield running
 
 

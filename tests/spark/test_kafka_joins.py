@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
+from spark_agent.kafka_jars import KafkaJars
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,
@@ -41,12 +41,10 @@ GAP_S = 5
 
 @pytest.fixture(scope="module")
 def other_cluster(
-    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
+    broker_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KafkaServer]:
     """A second broker, which does not know of the first."""
-    if isinstance(kafka_jars, JarsUnavailableError):
-        pytest.skip(str(kafka_jars))
-    with KafkaServer(kafka_jars, tmp_path_factory.mktemp("kafka") / "files") as running:
+    with KafkaServer(broker_jars, tmp_path_factory.mktemp("kafka") / "files") as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
+from spark_agent.kafka_jars import KafkaJars
 from tests.spark.flow import (
     AVAILABLE_NOW,
     DEADLINE_S,
@@ -29,12 +29,10 @@ _REFUSED = "Not authorized to access topics|Topic authorization failed"
 
 @pytest.fixture(scope="module")
 def guarded(
-    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
+    broker_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KafkaServer]:
     """A broker that checks rights."""
-    if isinstance(kafka_jars, JarsUnavailableError):
-        pytest.skip(str(kafka_jars))
-    with KafkaServer(kafka_jars, tmp_path_factory.mktemp("kafka") / "files", RIGHTS) as running:
+    with KafkaServer(broker_jars, tmp_path_factory.mktemp("kafka") / "files", RIGHTS) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_agent.client.client import Client
-from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
+from spark_agent.kafka_jars import KafkaJars
 from tests.spark.cluster import kafka_flights
 from tests.spark.cluster.cluster import RUN_S, Drivers, batches, end
 from tests.spark.cluster.kafka_flights import (
@@ -123,14 +123,10 @@ class Campaign:
 
 
 @pytest.fixture
-def kafka(
-    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path: Path
-) -> Iterator[tuple[KafkaServer, str]]:
+def kafka(broker_jars: KafkaJars, tmp_path: Path) -> Iterator[tuple[KafkaServer, str]]:
     """A broker of its own, and the jars of Spark's connector."""
-    if isinstance(kafka_jars, JarsUnavailableError):
-        pytest.skip(str(kafka_jars))
-    with KafkaServer(kafka_jars, tmp_path / "kafka") as broker:
-        yield broker, kafka_jars.connector_files
+    with KafkaServer(broker_jars, tmp_path / "kafka") as broker:
+        yield broker, broker_jars.connector_files
 
 
 EACH_ONCE: Final = (1, 1, 1, 1, 1)
