@@ -18,6 +18,7 @@ from service.frontier.idleness import (
     next_sample,
     wait_for_last,
 )
+from service.frontier.leases import watched_since
 from service.frontier.policies import IdlePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
@@ -154,7 +155,7 @@ def decide(
         stays = index in seen.idle_by_policy and not samples.is_paused(shard)
         quiet = is_quiet(
             facts,
-            held_since_ms=int(seen.held_since_ms[index]) if fence else None,
+            watched_since_ms=watched_since(int(seen.held_since_ms[index])) if fence else None,
             commits=seen.commits,
             unpaused_since_ms=MIN if stays else samples.unpaused_since(shard),
             now_ms=now.lease_ms,

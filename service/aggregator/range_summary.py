@@ -18,6 +18,7 @@ from service.aggregator.conditions import CONDITIONS, Condition, conditions_of
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnknownStageError
 from service.frontier.columns import Bools, Int64s, lowest
+from service.frontier.leases import held_since
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX, MIN
 from service.model.observations import Instant
@@ -195,4 +196,4 @@ def _held_since(seen: Columns, index: int, now: Instant) -> int | None:
     if not seen.owners[index]:
         return None
     # Leases have a clock of their own.
-    return now.wall_ms - (now.lease_ms - int(seen.held_since_ms[index]))
+    return now.wall_ms - (now.lease_ms - held_since(int(seen.held_since_ms[index])))

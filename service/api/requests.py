@@ -121,11 +121,18 @@ class ReportClaim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     run: Run | None = None
     epoch: Number | None = None
     attempt: Number | None = None
+    watched: Annotated[
+        bool,
+        Meta(
+            description="false: the worker does not poll the ranges under this lease, so that the lease"
+            " is not evidence that they are quiet (idle policy)"
+        ),
+    ] = True
 
     def claim(self, ranges: Sequence[str] | None) -> Claim:
         """Return the claim of these ranges (None: of all)."""
         rank = Rank(self.run or 0, self.epoch or 0, self.attempt or 0)
-        return Claim(ranges, self.holder, self.ttl_ms, rank)
+        return Claim(ranges, self.holder, self.ttl_ms, rank, self.watched)
 
 
 class ClaimBody(ReportClaim, frozen=True, forbid_unknown_fields=True, kw_only=True):

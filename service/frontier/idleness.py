@@ -126,7 +126,7 @@ def next_sample(
 def is_quiet(
     facts: Facts | None,
     *,
-    held_since_ms: int | None,
+    watched_since_ms: int | None,
     commits: Commits | None,
     unpaused_since_ms: int,
     now_ms: int,
@@ -136,23 +136,23 @@ def is_quiet(
     throughout, and its last report left nothing unfinished (`Facts.is_unfinished`). `keeps_back` is
     the rest.
 
-    Watched means that its lease was current throughout (`held_since_ms`: the begin of the leases
-    without a gap), or that its stage's run committed throughout (`commits`), without a report for the
-    shard. Commits prove nothing about the time since the last one: a long batch may be reading the
-    shard just now.
+    Watched means that its lease was current throughout (`watched_since_ms`: the begin of the leases
+    without a gap whose workers polled it), or that its stage's run committed throughout (`commits`),
+    without a report for the shard. Commits prove nothing about the time since the last one: a long
+    batch may be reading the shard just now.
 
     The worker of a paused shard keeps the lease and does not read. So the shard counts as watched only
     from `unpaused_since_ms` on (`MAX`: it is paused), regardless of lease and commits.
 
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
-    >>> is_quiet(quiet, held_since_ms=0, **at), is_quiet(quiet, held_since_ms=None, **at)
+    >>> is_quiet(quiet, watched_since_ms=0, **at), is_quiet(quiet, watched_since_ms=None, **at)
     (True, False)
-    >>> is_quiet(None, held_since_ms=0, **at), is_quiet(None, held_since_ms=1, **at)
+    >>> is_quiet(None, watched_since_ms=0, **at), is_quiet(None, watched_since_ms=1, **at)
     (True, False)
-    >>> is_quiet(quiet, held_since_ms=0, **at | {"unpaused_since_ms": 1})
+    >>> is_quiet(quiet, watched_since_ms=0, **at | {"unpaused_since_ms": 1})
     False
-    >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "held_since_ms": None}
+    >>> at |= {"commits": Commits(since_ms=-90, last_ms=90, count=9), "watched_since_ms": None}
     >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
     (False, True)
     >>> is_quiet(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
@@ -161,7 +161,7 @@ def is_quiet(
     if facts is not None and facts.is_unfinished:
         return False
     since_ms = MIN if facts is None else facts.quiet_since_ms
-    if held_since_ms is not None and held_since_ms <= now_ms - after_ms:
+    if watched_since_ms is not None and watched_since_ms <= now_ms - after_ms:
         proved_until_ms = now_ms
     elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
         proved_until_ms = commits.last_ms

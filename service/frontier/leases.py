@@ -46,6 +46,46 @@ def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
     return same_holder or rank > held_by
 
 
+def continues_watch(*, watched: bool, before: bool) -> bool:
+    """Return whether a lease continues the proof of the lease before it, that the range is watched: both
+    are, and there is not a gap between them. `before`: the earlier lease is current, and watched.
+
+    >>> continues_watch(watched=True, before=True), continues_watch(watched=True, before=False)
+    (True, False)
+    >>> continues_watch(watched=False, before=True)
+    False
+    """
+    return watched and before
+
+
+def held_moment(now_ms: int, *, watched: bool) -> int:
+    """Return the begin of a lease as the stores keep it: of an unwatched lease, its complement.
+
+    >>> held_moment(5, watched=True), held_moment(5, watched=False)
+    (5, -6)
+    """
+    return now_ms if watched else ~now_ms
+
+
+def held_since(moment_ms: int) -> int:
+    """Return the begin of a lease from its moment.
+
+    >>> held_since(held_moment(5, watched=True)), held_since(held_moment(5, watched=False))
+    (5, 5)
+    """
+    return moment_ms if moment_ms >= 0 else ~moment_ms
+
+
+def watched_since(moment_ms: int) -> int | None:
+    """Return the instant since which a lease, and those before it without a gap, prove that their range
+    is watched. None: the lease proves nothing.
+
+    >>> watched_since(held_moment(5, watched=True)), watched_since(held_moment(5, watched=False))
+    (5, None)
+    """
+    return moment_ms if moment_ms >= 0 else None
+
+
 def opens_run(run: int, current: int) -> bool:
     """Return whether a run takes over a stage from the current one. Runs only rise.
 

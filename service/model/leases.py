@@ -24,6 +24,9 @@ class Claim:
     holder: str
     ttl_ms: int
     rank: Rank
+    watched: bool = True
+    """False: the worker does not poll the ranges under this lease, so it is not evidence that they are
+    quiet (`continues_watch`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ class StageObservation:
     """The fence of the lease on each range; 0: without a lease."""
     held_since_ms: Int64s
     """Instant since which each range has been under leases without a gap, or without a lease, on the
-    clock of leases; 0: without a lease since its state began."""
+    clock of leases; 0: without a lease since its state began. Of an unwatched lease, the complement: see
+    `held_moment`."""
     idle_by_policy: Collection[int]
     """The ranges that are idle by policy, by index."""
     retired: Collection[int]

@@ -101,9 +101,10 @@ class Worker:
         holder: str = "x",
         rank: Rank = NO_RANK,
         ttl_ms: int = 10_000,
+        watched: bool = True,
     ) -> Grant:
         names = None if ranges is None else list(ranges)
-        return self.run(self.live.claim("j", stage, Claim(names, holder, ttl_ms, rank)))
+        return self.run(self.live.claim("j", stage, Claim(names, holder, ttl_ms, rank, watched)))
 
     def report(
         self,

@@ -34,7 +34,7 @@ from service.frontier.epochs import Waiting
 from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.idleness import Commits
-from service.frontier.leases import Rank
+from service.frontier.leases import Rank, held_since
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
@@ -47,7 +47,7 @@ from tests.support.redis_server import RedisServer
 ROOT: Final = Path(__file__).parent.parent
 TABLE: Final[Mapping[str, Any]] = json.loads((ROOT / "data" / "rules.json").read_text())
 RULES_LUA: Final = lua_header() + (LUA / "rules.lua").read_text()
-IN_PYTHON_ALONE: Final = {"range_status"}
+IN_PYTHON_ALONE: Final = {"range_status", "held_since", "watched_since"}
 """No step of a store judges by it."""
 
 OTHERS: Final[Mapping[str, ModuleType]] = {
@@ -251,6 +251,28 @@ def takes_over(worker: Worker, case: Case, _advance: Advance) -> bool:
     except (LeaseConflictError, StaleRunError):
         return False
     return True
+
+
+def continues_watch(worker: Worker, case: Case, advance: Advance) -> bool:
+    """The earlier lease is current in each case."""
+    worker.claim(["a"], watched=case["before"])
+    begin_ms = worker.lease_ms()
+    advance(5)
+    while worker.lease_ms() == begin_ms:
+        pass
+    worker.claim(["a"], rank=Rank(attempt=1), watched=case["watched"])
+    moment_ms = int(worker.observe().held_since_ms[0])
+    return 0 <= moment_ms <= begin_ms
+
+
+def held_moment(worker: Worker, case: Case, advance: Advance) -> int:
+    """The clock of Redis is ahead of the case's."""
+    advance(case["now_ms"])
+    begin_ms = worker.lease_ms()
+    worker.claim(["a"], watched=case["watched"])
+    moment_ms = int(worker.observe().held_since_ms[0])
+    assert begin_ms <= held_since(moment_ms) <= worker.lease_ms()
+    return leases.held_moment(case["now_ms"], watched=moment_ms >= 0)
 
 
 def is_current(worker: Worker, case: Case, advance: Advance) -> bool:
@@ -555,6 +577,8 @@ def with_policy(worker: Worker, after_ms: int) -> None:
 
 STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     takes_over,
+    continues_watch,
+    held_moment,
     is_current,
     opens_run,
     is_of_run,

@@ -2,7 +2,7 @@
 
 A record of event time e can be read from its shard at most `DELAY_MS` after e. Shards have busy and
 quiet times; workers read what there is and report, or only renew their leases; they die, are
-replaced, and are paused with a backlog. Throttling asks for pauses, too; then they know of no backlog,
+replaced, and are paused with a backlog, or in a batch, under a lease that proves nothing. Throttling asks for pauses, too; then they know of no backlog,
 only keep their leases, and go on a moment after they no longer have to. Whatever is read must not be
 behind the watermark that was published before.
 
@@ -46,14 +46,18 @@ class Shard:
     token: str | None = None
     is_busy: bool = True
     is_paused: bool = False
+    is_in_batch: bool = False
+    """True if its worker pauses under an unwatched lease, and reports nothing meanwhile."""
     is_throttled: bool = False
+    has_backlog: bool = False
+    """True if its last report had a backlog."""
     heard: bool = False
     heeds: bool = False
     """True if its worker pauses: it acts a step after the request."""
     dead_until_ms: int = 0
-    died_at_ms: int | None = None
-    unseen_since_ms: int = 0
-    """Instant since which rows came that it had neither read nor reported as backlog when it died."""
+    windows: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """For each death of a worker: the instant since which records came that the worker had neither read
+    nor reported as backlog, and the latest end of its lease."""
     unread: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(arrival, event time) of each record that is not read yet."""
     watermark: int = 0
@@ -111,17 +115,20 @@ class World:
             return
         if chance < 0.01:
             shard.dead_until_ms = now + shard.random.choice([400, 3_000])
-            shard.died_at_ms, shard.token = now, None
-            paused = not shard.is_paused and shard.unread
-            shard.unseen_since_ms = shard.unread[0][0] if paused else now
+            shard.token = None
+            unreported = shard.unread and not shard.has_backlog
+            shard.windows.append((shard.unread[0][0] if unreported else now, now + TTL_MS))
             return
         if chance < 0.04:
             shard.is_paused = not shard.is_paused
+            in_batch = shard.is_paused and shard.random.random() < 0.5
+            if in_batch != shard.is_in_batch:
+                shard.is_in_batch, shard.token = in_batch, None
         if not await self.claim(store, shard, now):
             return
         if shard.random.random() < 0.05:
             shard.is_throttled = not shard.is_throttled
-        if shard.heeds:
+        if shard.heeds or shard.is_in_batch:
             await store.renew("j", [shard.token or ""])
         elif shard.is_paused:
             facts = ReportedFacts(records=0, backlog=len(shard.unread))
@@ -131,7 +138,8 @@ class World:
 
     async def claim(self, store: MemoryLiveStore, shard: Shard, now: int) -> bool:
         if shard.token is None:
-            claim = Claim([shard.name], f"w{now}", TTL_MS, Rank(epoch=now))
+            watched = not shard.is_in_batch
+            claim = Claim([shard.name], f"w{now}", TTL_MS, Rank(epoch=now), watched)
             try:
                 shard.token = (await store.claim("j", "s", claim)).token
             except LeaseConflictError:
@@ -145,8 +153,7 @@ class World:
         for arrival, event_time in fresh:
             self.read += 1
             if event_time < published:
-                died_at = shard.died_at_ms
-                if died_at is not None and shard.unseen_since_ms <= arrival <= died_at + TTL_MS:
+                if any(since <= arrival <= end for since, end in shard.windows):
                     self.in_the_window += 1
                 else:
                     self.late += 1
@@ -160,6 +167,7 @@ class World:
 
     async def report(self, store: MemoryLiveStore, shard: Shard, facts: ReportedFacts) -> None:
         assert shard.token is not None
+        shard.has_backlog = facts.backlog > 0
         report = Report(shard.token, [shard.name], [shard.watermark], facts=[facts])
         await store.report("j", "s", report)
 

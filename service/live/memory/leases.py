@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from service.frontier.columns import Int64s
-from service.frontier.leases import is_current, is_fenced, is_of_run, opens_run, takes_over
+from service.frontier.leases import (
+    continues_watch,
+    held_moment,
+    is_current,
+    is_fenced,
+    is_of_run,
+    opens_run,
+    takes_over,
+)
 from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.memory.range_table import NOBODY, RangeTable
@@ -83,12 +91,13 @@ def _lease(
         deadline_ms=now_ms + claim.ttl_ms,
         members=granted,
         held=len(granted),
+        watched=claim.watched,
     )
     owners = table.owner[granted]
     losers, taken = np.unique(owners, return_counts=True)
-    # A lease that has run out left a gap, even if nobody has ended it yet.
-    gone = [f for f in losers.tolist() if f == NOBODY or job.by_fence[f].lost(now_ms) is not None]
-    table.held_since_ms[granted[np.isin(owners, gone)]] = now_ms
+    anew = [f for f in losers.tolist() if not _continues(job, f, claim, now_ms)]
+    moment_ms = held_moment(now_ms, watched=claim.watched)
+    table.held_since_ms[granted[np.isin(owners, anew)]] = moment_ms
     # The old leases are fenced here, in the same step that grants the new one: no report can come
     # between the two.
     table.own(granted, lease.fence)
@@ -101,6 +110,16 @@ def _lease(
     job.leases[lease.token] = lease
     job.by_fence[lease.fence] = lease
     return lease
+
+
+def _continues(job: LiveJob, fence: int, claim: Claim, now_ms: int) -> bool:
+    """Return whether a claim continues the proof of a lease, or begins one of its own."""
+    if fence == NOBODY:
+        return False
+    lease = job.by_fence[fence]
+    # A lease that has run out left a gap, even if nobody has ended it yet.
+    before = lease.watched and lease.lost(now_ms) is None
+    return continues_watch(watched=claim.watched, before=before)
 
 
 def renew(

@@ -32,6 +32,7 @@ class Lease:
     members: Int64s
     """The ranges it was granted. Some may have been taken over: the table has the owners."""
     held: int
+    watched: bool
     ended: LostReason | None = None
     last_lookup: RangeLookup | None = None
 

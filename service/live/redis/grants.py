@@ -15,7 +15,7 @@ def claim_args(claim: Claim, runs: Runs) -> list[Any]:
     rank = "".join(
         schema.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
     )
-    return [list(runs), claim.holder, claim.ttl_ms, rank, str(claim.rank.run)]
+    return [list(runs), claim.holder, claim.ttl_ms, rank, str(claim.rank.run), claim.watched]
 
 
 def read_denied(

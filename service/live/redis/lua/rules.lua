@@ -10,6 +10,10 @@ local function is_current(deadline, now) return now < deadline end
 
 local function takes_over(rank, held_by, same_holder) return same_holder or rank > held_by end
 
+local function continues_watch(watched, before) return watched and before end
+
+local function held_moment(now, watched) return watched and now or -now - 1 end
+
 local function opens_run(run, current) return tonumber(run) > tonumber(current) end
 
 local function is_of_run(run, current) return run == current end

@@ -9,7 +9,7 @@ local function lease_of(token)
     return {reason = over[1], stage = over[2], run = over[3]}
   end
   local r = cmsgpack.unpack(raw)
-  local lease = {fence = r[1], stage = r[2], holder = r[3], rank = r[4], ttl = r[5], run = r[6]}
+  local lease = {fence = r[1], stage = r[2], holder = r[3], rank = r[4], ttl = r[5], run = r[6], watched = r[7]}
   lease.deadline = tonumber(call('ZSCORE', DEADLINES, text(lease.fence)) or 0)
   if not is_current(lease.deadline, NOW) then lease.reason = 'expired' end
   return lease
@@ -91,21 +91,21 @@ local function set_owner(st, runs, owner)
   end
 end
 
--- Notes since when ranges are leased without a gap: since now, those of `runs` that nobody has a current lease
--- on. `gone` has their owners (eight bytes): also leases that have run out and that nobody has ended yet.
-local function note_leased(st, runs, gone)
+-- Notes since when ranges are leased without a gap: since now, those of `runs` whose owners (eight bytes) are in
+-- `anew`. A lease that has run out left a gap, even if nobody has ended it yet.
+local function note_leased(st, runs, anew, watched)
+  local function note(first, count)
+    local held = watched and moment(count) or repeated(struct.pack('<d', held_moment(NOW, watched)), count)
+    call('SETRANGE', st.keys.moments, offset_of(st, HELD_SINCE, first), held)
+  end
   each_owner(st, runs, function(start, raw, count)
     local first = string.sub(raw, 1, 8)
     if consists_of(raw, first) then
-      if gone[first] then
-        call('SETRANGE', st.keys.moments, offset_of(st, HELD_SINCE, start), moment(count))
-      end
+      if anew[first] then note(start, count) end
       return
     end
     for i = 0, count - 1 do
-      if gone[string.sub(raw, 8 * i + 1, 8 * i + 8)] then
-        call('SETRANGE', st.keys.moments, offset_of(st, HELD_SINCE, start + i), moment(1))
-      end
+      if anew[string.sub(raw, 8 * i + 1, 8 * i + 8)] then note(start + i, 1) end
     end
   end)
 end
@@ -132,16 +132,17 @@ end
 
 -- Grants `runs` of a stage, but for the ranges of leases that keep theirs. Returns the new lease, the runs that
 -- it has, and what was denied, by lease: {holder, time left, runs}. Nil in place of the lease: nothing is granted.
-local function grant(st, token, runs, holder, ttl, rank, run)
+local function grant(st, token, runs, holder, ttl, rank, run, watched)
   -- By owner (eight bytes): its lease if it keeps its ranges, false if it yields.
-  local keepers, gone = {[NOBODY] = false}, {[NOBODY] = true}
+  local keepers, anew = {[NOBODY] = false}, {[NOBODY] = true}
   local function keeper(owner)
     local found = keepers[owner]
     if found == nil then
       local lease = lease_at((struct.unpack('<d', owner)))
       local yields = not lease or lease.reason or takes_over(rank, lease.rank, lease.holder == holder)
       found = not yields and lease or false
-      keepers[owner], gone[owner] = found, not lease or lease.reason ~= nil
+      local before = lease and lease.watched and not lease.reason
+      keepers[owner], anew[owner] = found, not continues_watch(watched, before)
     end
     return found
   end
@@ -177,7 +178,7 @@ local function grant(st, token, runs, holder, ttl, rank, run)
   local fence_text, owner = text(fence), struct.pack('<d', fence)
   -- The old leases are fenced here, in the same step that grants the new one: no report can come between
   -- the two.
-  note_leased(st, granted, gone)
+  note_leased(st, granted, anew, watched)
   set_owner(st, granted, owner)
   end_idleness(st, owner)
   if freed > 0 then call('HINCRBY', st.keys.state, 'leased', freed) end
@@ -190,7 +191,7 @@ local function grant(st, token, runs, holder, ttl, rank, run)
   end
   call(
     'HSET', LEASES,
-    't' .. token, cmsgpack.pack({fence, st.name, holder, rank, ttl, tonumber(run)}),
+    't' .. token, cmsgpack.pack({fence, st.name, holder, rank, ttl, tonumber(run), watched}),
     'f' .. fence_text, token,
     'm' .. fence_text, cmsgpack.pack(granted),
     'n' .. fence_text, total
