@@ -995,7 +995,7 @@ class Pipeline:
             tallies=self._accumulator,
             key_file=self._key_file,
             partitioned_by_shard=partitioned_by_shard,
-            releases=self._job.stages[stage].has_idle_policy,
+            watched=not self._job.stages[stage].has_idle_policy,
         )
 
 

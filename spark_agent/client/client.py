@@ -31,6 +31,7 @@ from spark_agent.client.reports import (
     RangeReport,
     Rank,
     StageProgress,
+    claim_body,
     named_bodies,
     report_bodies,
 )
@@ -279,18 +280,26 @@ class Client:
         holder: str,
         ttl_ms: int,
         rank: Rank,
+        watched: bool = True,
     ) -> Lease:
-        """Claim ranges (None: all). Raises `LeaseConflict` if none is granted, `StaleRun`."""
-        body: Json = {
-            "ranges": "all" if ranges is None else list(ranges),
-            "holder": holder,
-            "ttl_ms": ttl_ms,
-            **rank.body(),
-        }
+        """Claim ranges (None: all). With `watched=False`, the lease is not evidence that they are quiet.
+
+        Raises `LeaseConflict` if none is granted, `StaleRun`.
+        """
+        names = "all" if ranges is None else list(ranges)
+        body: Json = {"ranges": names, **claim_body(holder, ttl_ms, rank, watched=watched)}
         answer = self._http.call("POST", f"{_stage(job, stage)}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
         free_ms = free_in_ms(answer["denied"])
         return Lease(answer["token"], tuple(answer["granted"]), denied, free_ms)
+
+    def renew(self, job: str, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Renew leases; return those that are current, each with the ranges that it still has."""
+        if not leases:
+            return ()
+        body = {"tokens": [lease.token for lease in leases]}
+        answer = self._http.call("POST", f"{_job(job)}/leases/renew", body)[0]
+        return [Lease(each["token"], tuple(each["ranges"]), ()) for each in answer["renewed"]]
 
     def release(self, job: str, leases: Sequence[Lease]) -> None:
         """Release leases. Reports under them stay valid."""
@@ -334,12 +343,12 @@ class Client:
         ttl_ms: int,
         rank: Rank,
         epoch: int | None = None,
-        releases: bool = False,
+        watched: bool = True,
     ) -> ClaimedReport:
         """Claim ranges and report for the granted ones, in one atomic step of the service.
 
-        With `epoch`, the report takes effect when the epoch is committed. With `releases`, the lease
-        ends with the report. More than 10,000 ranges take several steps.
+        With `epoch`, the report takes effect when the epoch is committed. With `watched=False`, the
+        lease is not evidence that the ranges are quiet. More than 10,000 ranges take several steps.
 
         Raises `LeaseConflict` if none is granted, `StaleRun`, `StaleEpoch`. A report that raises has
         claimed nothing.
@@ -348,8 +357,8 @@ class Client:
         granted: list[str] = []
         conflict: LeaseConflict | None = None
         of_epoch: dict[str, int] = {} if epoch is None else {"epoch": epoch}
-        claim = {"holder": holder, "ttl_ms": ttl_ms, **rank.body()}
-        common: Json = {"claim": claim, "release": releases, **of_epoch}
+        claim = claim_body(holder, ttl_ms, rank, watched=watched)
+        common: Json = {"claim": claim, **of_epoch}
         with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
             for part in named_bodies(ranges):
                 try:

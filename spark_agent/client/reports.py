@@ -33,6 +33,18 @@ class Rank:
         return {**of_run, "epoch": self.epoch, "attempt": self.attempt}
 
 
+def claim_body(holder: str, ttl_ms: int, rank: Rank, *, watched: bool) -> Json:
+    """Return the JSON form of a claim, but for its ranges. An older service rejects `watched`.
+
+    >>> claim_body("w", 10_000, Rank(0, 0, 1), watched=True)
+    {'holder': 'w', 'ttl_ms': 10000, 'epoch': 0, 'attempt': 1}
+    >>> claim_body("w", 10_000, Rank(0, 0, 1), watched=False)["watched"]
+    False
+    """
+    unwatched = {} if watched else {"watched": False}
+    return {"holder": holder, "ttl_ms": ttl_ms, **rank.body(), **unwatched}
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to report for `granted`, until it runs out or is outranked."""

@@ -45,8 +45,6 @@ ON_LOST_CHECKPOINT_PROPERTY: Final = "tidegauge.on_lost_checkpoint"
 """Likewise: set if the query continues although the job has its batches already."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
-_SHORT_TTL_MS: Final = 5_000
-"""Time to live of a lease for a single report."""
 BACKOFF_MS: Final = 5_000
 """After a call without an answer, the tasks of this process send no requests for this long. Otherwise a
 service that hangs would cost every task of every batch its whole patience."""
@@ -82,10 +80,10 @@ class ReportTarget:
     partitioned_by_shard: bool = False
     """True if the caller has declared that all of a shard's rows are in one task. The driver checks
     it."""
-    releases: bool = False
-    """True if tasks release their leases. For the service, a current lease proves that its shard is
-    watched, and a watched shard without rows is idle. But after the end of its task the shard is not
-    watched: the next batch may be busy for a long time, with rows of that shard."""
+    watched: bool = True
+    """False: the source has an idle policy. For the service, a watched lease proves that its shard is
+    polled, and a polled shard without rows is idle. But after the end of its task the shard is not
+    polled: the next batch may be busy for a long time, with rows of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +202,10 @@ class TaskAttempt:
                     target.stage,
                     reports,
                     holder=self._task.holder,
-                    ttl_ms=_SHORT_TTL_MS if target.releases else target.ttl_ms,
+                    ttl_ms=target.ttl_ms,
                     rank=rank,
                     epoch=self._task.epoch,
-                    releases=target.releases,
+                    watched=target.watched,
                 )
                 .accepted
             )

@@ -44,7 +44,12 @@ class DriverReporter:
             return None
 
     def claim_some(
-        self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
+        self,
+        stage: str,
+        ranges: Sequence[str] | None,
+        *,
+        ttl_ms: int | None = None,
+        watched: bool = True,
     ) -> Lease:
         """Claim ranges (None: all). Raises `LeaseConflict` if others hold them."""
         return self.client.claim(
@@ -54,6 +59,7 @@ class DriverReporter:
             holder=self._holder,
             ttl_ms=ttl_ms or self.ttl_ms,
             rank=self._rank,
+            watched=watched,
         )
 
     @property
@@ -71,9 +77,9 @@ class DriverReporter:
         reports: Mapping[str, RangeReport],
         *,
         ttl_ms: int | None = None,
-        releases: bool = False,
+        watched: bool = True,
     ) -> list[str]:
-        """Report for shards of a source, and perhaps give the lease back; return the granted ones."""
+        """Report for shards of a source; return the granted ones."""
         if not reports:
             return []
         try:
@@ -84,7 +90,7 @@ class DriverReporter:
                 holder=self._holder,
                 ttl_ms=ttl_ms or self.ttl_ms,
                 rank=self._rank,
-                releases=releases,
+                watched=watched,
             )
         except LeaseConflict:
             return []

@@ -1,7 +1,7 @@
 """Reports of the driver for shards without rows, while its query finds nothing to read.
 
 The service takes a shard for idle only while a query polls its source and finds nothing. So the driver
-holds the leases of such shards as long as its query finds nothing, and gives them back after that.
+holds the leases of such shards as long as its query finds nothing, and unwatched ones after that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.committed import Committed
 from spark_agent.supervision.driver_reporter import WATCH_MS, DriverReporter
 from spark_agent.supervision.in_flight_reports import InFlightReports
+from spark_agent.supervision.unwatched_leases import UnwatchedLeases
 from spark_agent.times import MAX_MS
 
 _REPORT_MS: Final = 2_000
@@ -62,6 +63,7 @@ class QuietWatch:
         self._positions: dict[str, Mapping[str, str]] = {}
         """By source of topics: where the last batch has read its partitions to."""
         self._leases: dict[str, Lease] = {}
+        self._unwatched = UnwatchedLeases(query, not_final, client, clock)
         self._found_nothing_ms: int | None = None
         self._watch_again_ms: int | None = None
         self._report_again_ms: int | None = None
@@ -141,8 +143,9 @@ class QuietWatch:
         """
         now_ms = self._clock.steady_ms()
         if not polls or not self._finds_nothing(now_ms):
-            self._end()
+            self._end(reporter, keeps=committed.epoch >= 0 and not drained)
             return
+        self._unwatched.drop()
         if self._watch_again_ms is None or now_ms >= self._watch_again_ms:
             self._hold_watched(reporter, committed)
             self._watch_again_ms = now_ms + WATCH_MS // _RENEWALS_PER_LEASE
@@ -220,8 +223,13 @@ class QuietWatch:
             return {each: replace(NO_BACKLOG, position=at.get(each, "")) for each in shards}
         return {each: SOME_BACKLOG if each in left else NO_BACKLOG for each in shards}
 
-    def _end(self) -> None:
-        """Give the leases back: they prove nothing now, and must not expire like a lost worker's."""
+    def _end(self, reporter: DriverReporter, *, keeps: bool) -> None:
+        """Replace the leases by unwatched ones, or give them back. They must not expire like a lost
+        worker's.
+        """
+        if keeps:
+            self._unwatched.keep(reporter)
+            self._leases.clear()
         self._watch_again_ms = None
         self._report_again_ms = None
         leases, self._leases = self._leases, {}

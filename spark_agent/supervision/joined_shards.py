@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from spark_agent.client.client import Client
+from spark_agent.client.errors import LeaseConflict
 from spark_agent.exceptions import OldCheckpointError
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.diagnostics import forgotten_epochs_message
@@ -77,11 +79,10 @@ class JoinedShards:
     def _claim(self, reporter: DriverReporter, stage: str, shards: Sequence[str]) -> None:
         """Claim shards, and keep the lease: a shard without one would pass for one without a worker.
 
-        A lease on a shard that may be idle is given back, since it proves that the shard is watched.
+        The lease on a shard that may be idle is unwatched, since the query does not poll the shard yet.
         """
-        lease = reporter.claim(stage, shards)
-        if lease is not None and stage in self._watched:
-            self._client.release(self._query.job, [lease])
+        with suppress(LeaseConflict):
+            reporter.claim_some(stage, shards, watched=stage not in self._watched)
 
     def note(self, stage: str, shards: Iterable[str]) -> None:
         """Note the shards that tasks have read for a source."""

@@ -30,7 +30,7 @@ class LeaseKeeper:
     shows. Reports are at least as far apart as the batch before was long: the service takes a range for
     stalled after three of them, and so a batch that takes thrice the time of the one before.
 
-    Shards of a source with an idle policy are left out: a lease would prove that the query polls them.
+    Shards of a source with an idle policy are left out: see `UnwatchedLeases`.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ class PendingReports:
     """
 
     def __init__(self, clock: Clock, watched: Collection[str] = ()) -> None:
-        """`watched`: sources with an idle policy. Their promises are made once, and the lease is given
-        back: a lease while a batch reads would prove that their shards are quiet.
+        """`watched`: sources with an idle policy. Their promises are made once, under unwatched leases,
+        since any other would prove that their shards are quiet while a batch reads.
         """
         self._clock = clock
         self._watched = watched
@@ -63,8 +63,8 @@ class PendingReports:
         batch, the driver's claim outranks its tasks at once.
         """
         for stage, reports in list(self._shards.items()):
-            releases = stage in self._watched
-            for shard in reporter.report_shards(stage, reports, releases=releases):
+            watched = stage not in self._watched
+            for shard in reporter.report_shards(stage, reports, watched=watched):
                 self._repeat_later(stage, shard, reports.pop(shard))
             if not reports:
                 del self._shards[stage]

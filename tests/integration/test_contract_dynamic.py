@@ -369,7 +369,7 @@ async def test_its_clock_is_followed(api: Api, gauge: InProcess) -> None:
     assert (await api.watermark("s"))["status"] == "active"
 
 
-@pytest.mark.parametrize("why", ["backlog", "silent", "recent", "unsaid"])
+@pytest.mark.parametrize("why", ["backlog", "silent", "unwatched", "recent", "unsaid"])
 async def test_who_is_waited_for(quiet: tuple[Api, str], gauge: InProcess, why: str) -> None:
     api, token = quiet
     if why == "backlog":
@@ -377,6 +377,8 @@ async def test_who_is_waited_for(quiet: tuple[Api, str], gauge: InProcess, why: 
     if why == "silent":
         await api.release(token)
         token = await api.token("s", ["a"], ttl_ms=LONG)
+    if why == "unwatched":
+        await api.token("s", ["b"], ttl_ms=LONG, watched=False)
     gauge.advance(1_000)
     if why == "recent":
         await api.report("s", token, said(b=50))
@@ -385,6 +387,39 @@ async def test_who_is_waited_for(quiet: tuple[Api, str], gauge: InProcess, why: 
     await api.report("s", token, said(a=200))
     await settled(api, gauge)
     assert await api.output("s") == 50
+
+
+async def test_a_lease_that_is_not_watched_has_a_worker_and_proves_nothing(
+    quiet: tuple[Api, str], gauge: InProcess
+) -> None:
+    api, token = quiet
+    claim = {"holder": "worker", "ttl_ms": LONG, "watched": False}
+    ranges = {"b": {"watermark": 50, "records": 0}}
+    body = {"claim": claim, "ranges": ranges}
+    unwatched = ok(await api.client.post(f"{api.root}/stages/s/reports", json=body))["token"]
+
+    async def idle_after(ms: int) -> int:
+        gauge.advance(ms)
+        await api.report("s", token, said(a=200))
+        await settled(api, gauge)
+        return (await counts(api, "s"))["idle"]
+
+    assert await idle_after(1_000) == 0
+    await api.renew(unwatched)
+    assert await idle_after(1_000) == 0
+    assert (await counts(api, "s"))["leased"] == 2
+    assert await api.health("s") == "ok"
+    # A watched lease begins its proof anew, though there is not a gap between the two.
+    await api.token("s", ["b"], ttl_ms=LONG)
+    assert await idle_after(800) == 0
+    assert await idle_after(200) == 1
+
+
+async def test_whether_a_lease_is_watched_is_true_or_false(api: Api) -> None:
+    await api.define(QUIET)
+    refused = await api.post_claim("s", watched="no")
+    assert problem(refused, 422)["type"] == "/problems/invalid-request"
+    assert "watched" in refused.text
 
 
 async def test_commits_without_a_report_show_that_a_shard_is_quiet(

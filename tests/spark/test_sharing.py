@@ -162,10 +162,12 @@ def test_shards_that_are_where_they_were_said_to_be_need_no_shuffle(flow: Flow) 
     assert flow.counted() == windows(readings)
 
 
-def pipeline_with_policy(flow: Flow, *, after_ms: int, **members: Any) -> Pipeline:
+def pipeline_with_policy(
+    flow: Flow, *, after_ms: int, lease_ttl: str = "10 s", **members: Any
+) -> Pipeline:
     policy = {"after_ms": after_ms, "then": "exclude"}
     spec = {**SPEC, SOURCE: {**SPEC[SOURCE], "idle": policy, **members}}
-    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms", lease_ttl=lease_ttl)
 
 
 @contextmanager
@@ -283,6 +285,41 @@ class TestQuietShards:
             assert idle(flow) == set()
             gate.touch()
             until(lambda: idle(flow) == set(SHARDS), "nothing is left to read")
+
+    def test_shards_have_a_worker_in_each_batch_and_between(
+        self, flow: Flow, tmp_path: Path
+    ) -> None:
+        """While batches follow each other, while one takes longer than a lease, and while none runs."""
+        gate = tmp_path / "gate"
+        gate.touch()
+
+        def wait(_rows: Any) -> None:
+            until(gate.exists, "the gate")
+
+        each_task(flow, wait)
+        flow.write(steady(range(30)))
+        seen: set[str | None] = set()
+
+        def after(seconds: float) -> bool:
+            seen.add(flow.client.show(JOB, SOURCE).get("health"))
+            return time.monotonic() > begin + seconds
+
+        with pipeline_with_policy(flow, after_ms=60_000, lease_ttl="2 s") as pipeline:
+            query = flow.start(pipeline, flow.counts(pipeline))
+            until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "windows are closed")
+            begin, before = time.monotonic(), batches(query)
+            for number in range(5):
+                flow.write([Reading("left", "a", 60 + number)])
+                until(lambda n=number: after(0) and batches(query) > before + n, "the next batch")
+            begin = time.monotonic()
+            until(lambda: after(3), "nothing to read for longer than a lease")
+            gate.unlink()
+            flow.write([Reading(sensor, "a", 100) for sensor in SHARDS])
+            begin = time.monotonic()
+            until(lambda: after(5), "a batch that takes longer than its leases")
+            gate.touch()
+            until(lambda: after(0) and flow.output_of(SOURCE) == START_MS + 95_000, "its end")
+        assert seen == {"ok"}
 
     @pytest.mark.slow
     def test_a_shard_that_is_left_for_a_later_batch_is_not_quiet(self, flow: Flow) -> None:

@@ -2,9 +2,9 @@
 
 A record of event time e can be read from its shard at most `DELAY_MS` after e. Shards have busy and
 quiet times; workers read what there is and report, or only renew their leases; they die, are
-replaced, and are paused with a backlog, or in a batch, under a lease that proves nothing. Throttling asks for pauses, too; then they know of no backlog,
-only keep their leases, and go on a moment after they no longer have to. Whatever is read must not be
-behind the watermark that was published before.
+replaced, and are paused with a backlog, or in a batch, under a lease that proves nothing. Throttling
+asks for pauses, too; then they know of no backlog, only keep their leases, and go on a moment after
+they no longer have to. Whatever is read must not be behind the watermark that was published before.
 
 There is one window that no policy can close, and that the contract names: a lease proves that its
 worker lives until it runs out. So what arrives on a quiet shard between the death of its worker and

@@ -21,12 +21,12 @@ class Reporter:
     held: set[str] = field(default_factory=set[str])
     taken: list[dict[str, RangeReport]] = field(default_factory=list[dict[str, RangeReport]])
 
-    released: bool = False
+    watched: bool = True
 
     def report_shards(
-        self, stage: str, reports: Mapping[str, RangeReport], *, releases: bool = False
+        self, stage: str, reports: Mapping[str, RangeReport], *, watched: bool = True
     ) -> list[str]:
-        self.released = releases
+        self.watched = watched
         granted = {name: each for name, each in reports.items() if name not in self.held}
         self.taken.append(granted)
         return list(granted)
@@ -65,7 +65,7 @@ def test_a_shard_that_a_task_holds_is_promised_for_again_later() -> None:
 
 
 def test_a_source_with_an_idle_policy_is_promised_for_once() -> None:
-    """A lease while a batch reads would prove that its shards are quiet: it is given back."""
+    """A watched lease while a batch reads would prove that its shards are quiet."""
     clock, reporter = FakeClock(), Reporter()
     pending = PendingReports(clock, watched=["s"])
     pending.add("s", {"a": RangeReport(5)})
@@ -73,7 +73,7 @@ def test_a_source_with_an_idle_policy_is_promised_for_once() -> None:
     clock.now_ms += LATER_MS
     report(pending, reporter)
     assert reporter.taken == [{"a": RangeReport(5)}]
-    assert reporter.released
+    assert not reporter.watched
 
 
 def test_a_report_without_a_promise_is_made_once() -> None:

@@ -21,7 +21,7 @@ LONG_MS = 600_000
 def attempt(
     server: Answers,
     *,
-    releases: bool = False,
+    watched: bool = True,
     ttl_ms: int = LONG_MS,
     epoch: int = 0,
     query: str = "q",
@@ -34,7 +34,7 @@ def attempt(
         patience_ms=3_000,
         clock=FakeClock(),
         tallies=cast("Accumulator[Tallies]", None),
-        releases=releases,
+        watched=watched,
     )
     return TaskAttempt(target, Task(query, Rank(1, epoch, 7), epoch, 0, "task-7"))
 
@@ -43,16 +43,16 @@ def asked(server: Answers) -> list[str]:
     return [each.path.rpartition("/")[2] for each in list(server.asked)]
 
 
-@pytest.mark.parametrize("releases", [False, True])
-def test_a_task_makes_one_request(releases: bool) -> None:
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_task_makes_one_request(watched: bool) -> None:
     with Answers(CLAIMED) as server:
-        task = attempt(server, releases=releases)
+        task = attempt(server, watched=watched)
         task.report_shards(REPORT)
         assert asked(server) == ["reports"]
         body = server.asked[0].body
     claim = {"holder": "task-7", "ttl_ms": LONG_MS, "run": 1, "epoch": 0, "attempt": 7}
-    assert body["claim"] == claim | ({"ttl_ms": 5_000} if releases else {})
-    assert (body["release"], body["epoch"]) == (releases, 0)
+    assert body["claim"] == claim | ({} if watched else {"watched": False})
+    assert body["epoch"] == 0
     assert body["ranges"] == {"a": {"watermark": 5, "records": 1, "late": 0}}
     assert not task.counts[Count.REPORTS_DROPPED]
 
