@@ -240,10 +240,10 @@ def _idle(stage: str, holders: Sequence[HoldingRange], total: int) -> str:
     first = holders[0].view
     who = f" (holder {first.holder})" if first.holder else ""
     more = f", and {total - 1:,} more" if total > 1 else ""
-    at = "no time" if first.promise == MIN else time_text(first.promise)
+    at = ", and has never promised" if first.promise == MIN else f" at {time_text(first.promise)}"
     return (
-        f"{stage} is idle, and stages below do not wait for it: range {first.name}{who} is idle at"
-        f" {at}{more}"
+        f"{stage} is idle, and stages below do not wait for it: range {first.name}{who} is idle"
+        f"{at}{more}"
     )
 
 

@@ -76,12 +76,18 @@ def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reaso
     <Reason.BUFFERING: 'buffering'>
     >>> reason(replace(held, holds={}), published_input=9, now_ms=100)
     <Reason.NO_INPUT: 'no_input'>
+
+    An idle range needs neither a report nor a worker.
+
+    >>> idle = Holder(MIN, False, False, False, False, False, True, {}, None, None)
+    >>> reason(idle, published_input=None, now_ms=100)
+    <Reason.IDLE: 'idle'>
     """
     component = least_hold(holder.holds)
     fits = {
-        Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported,
+        Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported and not holder.is_idle,
         Reason.ENDED: holder.has_ended and not holder.is_leased,
-        Reason.LEASE_EXPIRED: not holder.is_leased,
+        Reason.LEASE_EXPIRED: not holder.is_leased and not holder.is_idle,
         Reason.WAITING_FOR_COMMIT: holder.better_waits,
         Reason.THROTTLED: holder.is_throttled,
         Reason.STALLED: is_stalled(holder.facts, holder.raised_at_ms, now_ms),

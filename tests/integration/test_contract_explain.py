@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import MAX, Api, ok, problem
+from tests.support.api import MAX, Api, eventually, ok, problem
 from tests.support.inprocess import InProcess
 
 pytestmark = [
@@ -304,6 +304,26 @@ async def test_idle_and_final(job: Api) -> None:
     await job.report("s", token, {"a": {"final": True}})
     body = await explain(job, "s")
     assert (reasons(body), body["holders"], body["holders_total"]) == ([("s", "final")], [], 0)
+
+
+async def test_a_shard_that_is_idle_by_policy_before_its_first_report_is_idle(
+    api: Api, gauge: InProcess
+) -> None:
+    gauge.skip_on_redis()
+    await api.define({"s": {"shards": ["a", "b"], "idle": {"after_ms": 1_000, "then": "exclude"}}})
+    await api.report("s", await api.token("s", ttl_ms=LONG), {"a": {"watermark": NOW, "records": 1}})
+    gauge.advance(1_500)
+
+    async def health() -> str:
+        return (await explain(api, "s"))["health"]
+
+    await eventually(health, lambda found: found == "idle", what="the policy is applied")
+    body = await explain(api, "s")
+    assert [(each["range"], each["reason"]) for each in body["holders"]] == [("b", "idle")]
+    assert body["because"] == (
+        "s is idle, and stages below do not wait for it: range b (holder worker) is idle, and has"
+        " never promised"
+    )
 
 
 async def test_a_shard_that_is_final_and_idle_is_final_without_the_others(job: Api) -> None:
