@@ -85,7 +85,9 @@ def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reaso
     """
     component = least_hold(holder.holds)
     fits = {
-        Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported and not holder.is_idle,
+        Reason.NEVER_REPORTED: holder.promise == MIN
+        and not holder.has_reported
+        and not holder.is_idle,
         Reason.ENDED: holder.has_ended and not holder.is_leased,
         Reason.LEASE_EXPIRED: not holder.is_leased and not holder.is_idle,
         Reason.WAITING_FOR_COMMIT: holder.better_waits,

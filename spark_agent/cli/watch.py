@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -67,6 +67,8 @@ _JOBS: Final = (
     Column("system lag", 4, right=True),
     Column("changed at", 5),
 )
+_WAITED_FOR: Final[Mapping[str, int]] = {"final": -2, "idle": -1}
+"""Statuses of stages that others do not wait for, with their rank below 0."""
 _FRAME: Final = 4
 """Lines of `watch` for the title, the heading, the count of hidden stages, and the cursor."""
 _PROBLEMS: Final = 5
@@ -75,7 +77,7 @@ _PROBLEMS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job by its slowest stage: the stage without a watermark, else the one furthest behind."""
+    """A job by its slowest stage: the stage without a watermark, else the active one furthest behind."""
 
     job: str
     stages: int
@@ -169,13 +171,16 @@ def _state(job: str, found: SnapshotAnswer) -> JobState:
 
 
 def slowest_stage(found: SnapshotAnswer) -> str:
-    """Return the stage that is furthest behind. Of equal ones, the first from the sources down."""
+    """Return the stage that is furthest behind: an active one before an idle one, for which stages below
+    do not wait. Of equal ones, the first from the sources down.
+    """
     stages = found["watermarks"]
-    return max(stages, key=lambda name: _lag_of(stages[name]))
+    return max(stages, key=lambda name: _behind(stages[name]))
 
 
-def _lag_of(stage: WatermarkAnswer) -> int:
-    return _lag(stage["output_watermark"], stage.get("data_lag_ms"))
+def _behind(stage: WatermarkAnswer) -> tuple[int, int]:
+    lag = _lag(stage["output_watermark"], stage.get("data_lag_ms"))
+    return _WAITED_FOR.get(stage["status"], 0), lag
 
 
 def _lag(output: int | None, lag_ms: int | None) -> int:

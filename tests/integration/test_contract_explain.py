@@ -311,7 +311,9 @@ async def test_a_shard_that_is_idle_by_policy_before_its_first_report_is_idle(
 ) -> None:
     gauge.skip_on_redis()
     await api.define({"s": {"shards": ["a", "b"], "idle": {"after_ms": 1_000, "then": "exclude"}}})
-    await api.report("s", await api.token("s", ttl_ms=LONG), {"a": {"watermark": NOW, "records": 1}})
+    await api.report(
+        "s", await api.token("s", ttl_ms=LONG), {"a": {"watermark": NOW, "records": 1}}
+    )
     gauge.advance(1_500)
 
     async def health() -> str:

@@ -161,6 +161,20 @@ def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> 
     assert (ours["slowest"], ours["output_watermark"]) == ("hourly", None)
 
 
+def test_an_idle_stage_is_not_the_slowest_one(water: Water) -> None:
+    """`jobs` and `watch` named it, unlike the page. Stages below do not wait for it."""
+    water.client.declare(water.job, {"quiet": {"shards": ["a"]}, "busy": {"shards": ["a"]}})
+    rank = Rank(water.client.open_run(water.job, ["quiet", "busy"], holder="me"), 0, 0)
+    for stage, said in (
+        ("quiet", RangeReport(NEW_YEAR, idle=True)),
+        ("busy", RangeReport(NEW_YEAR + 60_000)),
+    ):
+        lease = water.client.claim(water.job, stage, None, holder="me", ttl_ms=600_000, rank=rank)
+        water.client.report(water.job, stage, lease, {"a": said})
+    listed = json.loads(run("jobs", water.job, "--json", *water.url).stdout)["jobs"]
+    assert [each["slowest"] for each in listed] == ["busy"]
+
+
 def test_ranges_are_shown_slowest_first(water: Water, tmp_path: Path) -> None:
     applied(water, tmp_path)
     water.report(NEW_YEAR)
