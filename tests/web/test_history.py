@@ -114,6 +114,36 @@ def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened)
             )
 
 
+INKED = """() => {
+  const canvas = document.querySelector('.chart canvas');
+  const ink = getComputedStyle(document.documentElement).getPropertyValue('--output').trim();
+  const one = new OffscreenCanvas(1, 1).getContext('2d');
+  one.fillStyle = ink;
+  one.fillRect(0, 0, 1, 1);
+  const [r, g, b] = one.getImageData(0, 0, 1, 1).data;
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let k = 0; k < data.length; k += 4) {
+    found += data[k] === r && data[k + 1] === g && data[k + 2] === b;
+  }
+  return found;
+}"""
+"""Counts the pixels of a chart in the colour of the output watermark."""
+
+
+def test_the_line_of_a_final_stage_lasts_until_its_end(service: Service, open_page: Opened):
+    """A source with one watermark before the end of time had an empty chart."""
+    with Feed(service.url, "over") as feed:
+        feed.define({"taps": {"shards": ["tap-0"]}})
+        feed.claim("taps", holder="worker").promise(START)
+        path = feed.root + "/stages/taps/history?points=1000"
+        at = feed.client.get(path).json()["points"][-1]["at"]
+        feed.send("POST", "/stages/taps/ranges/tap-0/retire", {"because": "the site is closed"})
+        with open_page(f"/#/jobs/over/stages/taps?from={at - 100}&to={at + 200}") as page:
+            expect(page.locator(".chart canvas")).to_be_visible()
+            page.wait_for_function(f"({INKED})() > 0")
+
+
 def test_rates_beside_the_watermark(service: Service, open_page: Opened):
     with Feed(service.url, "rates") as feed:
         feed.define(STAGES)

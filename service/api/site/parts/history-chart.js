@@ -91,8 +91,16 @@ function columnsOf(points, stage, shown) {
   const end = rows.at(-1);
   if (end && end[0] < shown.to) rows.push([shown.to, end[1], end[2]]);
   const value = (ms) => (isInstant(ms) ? ms : null);
-  return [rows.map((row) => row[0]), rows.map((row) => value(row[1])), rows.map((row) => value(row[2]))];
+  const drawn = untilTheEnd(rows);
+  return [drawn.map((row) => row[0]), drawn.map((row) => value(row[1])), drawn.map((row) => value(row[2]))];
 }
+
+/** A watermark holds up to the moment at which it reaches the end of time, where its line ends. */
+const untilTheEnd = (rows) => rows.flatMap((row, k) => {
+  const before = rows[k - 1];
+  const ends = before && [1, 2].some((n) => isInstant(before[n]) && !isInstant(row[n]));
+  return ends && before[0] < row[0] - 1 ? [[row[0] - 1, before[1], before[2]], row] : [row];
+});
 
 function Chart({ columns, marks, setLeft, shown, zone, zoomTo, label }) {
   const readout = useRef(null);
