@@ -219,7 +219,12 @@ def _key_file_of(url: str, profile: Profile) -> str | None:
 
 @contextmanager
 def explained(
-    command: str, url: str, key: str = "an admin key", *, job: str | None = None
+    command: str,
+    url: str,
+    key: str = "an admin key",
+    *,
+    job: str | None = None,
+    stage: str | None = None,
 ) -> Generator[None]:
     """Print an error as one line with its remedy. `key` is the kind of key that the command needs."""
     try:
@@ -240,9 +245,11 @@ def explained(
             command, f"{error.problem.get('detail', error)} at {url}: see `tidegauge show`"
         ) from None
     except (UnknownStage, UnknownRange) as error:
-        listing = "show" if isinstance(error, UnknownStage) else "ranges"
+        of = job or "JOB"
+        is_stage = isinstance(error, UnknownStage)
+        listing = f"show {of}" if is_stage else f"ranges {of} {stage or 'STAGE'}"
         detail = error.problem.get("detail", error)
-        raise exit_with(command, f"{detail}: see `tidegauge {listing} {job or 'JOB'}`") from None
+        raise exit_with(command, f"{detail}: see `tidegauge {listing}`") from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None
     except WrongAddress as error:

@@ -52,7 +52,7 @@ def retire(
     Examples: `tidegauge retire water taps taps-3 --because "the site is closed" --dry-run`,
     `tidegauge retire water taps taps-3 --because "the site is closed" --yes`
     """
-    with explained("retire", url, job=job):
+    with explained("retire", url, job=job, stage=stage):
         client = client_of(url, key_file)
         found = client.retire(job, stage, range_name, because, dry_run=True)
         is_text = form in {"table", "wide"}
@@ -82,7 +82,7 @@ def _lines(found: RetireAnswer) -> Iterator[str]:
     if found["holder"]:
         yield f"{found['holder']} holds a lease on it: its next report ends the retirement"
     if not found["moves"]:
-        yield "not a watermark moves at once: another range, or another input, holds it"
+        yield "all watermarks stay where they are: another range, or another input, holds them"
     for move in found["moves"]:
         yield from _move_lines(move)
 

@@ -125,15 +125,19 @@ def _end(
         )
     if waited.outcome is WaitOutcome.NOT_IN_TIME:
         console.print(
-            f"tidegauge wait: after {timeout}, {stage} is at {instant_text(output_ms)} and not at"
+            f"tidegauge wait: after {timeout}, {stage} is {_where(output_ms)} and not at"
             f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",
             markup=False,
         )
     elif not waited.reached:
         console.print(
-            f"tidegauge wait: after {timeout}, the service does not answer; {stage} was at"
-            f" {instant_text(output_ms)} and not at {instant_text(target_ms)}: retry",
+            f"tidegauge wait: after {timeout}, the service does not answer; {stage} was"
+            f" {_where(output_ms)} and not at {instant_text(target_ms)}: retry",
             markup=False,
         )
     if not waited.reached:
         raise typer.Exit(EXIT_CODES[waited.outcome])
+
+
+def _where(output_ms: int | None) -> str:
+    return "without a watermark" if output_ms is None else f"at {instant_text(output_ms)}"

@@ -165,6 +165,15 @@ def test_waiting_ends_at_once_where_there_is_nothing_to_wait_for(water: Water) -
     assert f"see `tidegauge explain {water.job} taps`" in late.stderr
 
 
+def test_a_wait_for_a_stage_without_a_watermark_ends_in_words(water: Water) -> None:
+    done = run(
+        *("wait", water.job, "taps", "--url", water.service.url),
+        *("--until", "2026-01-01T00:00:00Z", "--timeout", "0s"),
+    )
+    assert done.exit_code == 3
+    assert "taps is without a watermark and not at 2026-01-01T00:00:00.000Z: see" in done.stderr
+
+
 @pytest.fixture
 def waiter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`tidegauge wait`, as a process beside a service that is restarted under it."""

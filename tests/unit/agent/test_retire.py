@@ -101,7 +101,7 @@ def test_a_range_whose_retirement_moves_nothing_is_named() -> None:
         found = retire(server, "--dry-run")
     assert found.stdout == (
         "tap-2 of taps has never promised\n"
-        "not a watermark moves at once: another range, or another input, holds it\n"
+        "all watermarks stay where they are: another range, or another input, holds them\n"
     )
 
 
@@ -115,7 +115,7 @@ def test_an_unknown_range_is_named_with_the_way_to_the_others() -> None:
     with Answers(problem(404, "unknown-range")) as server:
         found = retire(server, "--yes")
     assert found.exit_code == 5
-    assert "so it is: see `tidegauge ranges water`" in found.stderr
+    assert "so it is: see `tidegauge ranges water taps`" in found.stderr
 
 
 def test_a_reason_is_required() -> None:
