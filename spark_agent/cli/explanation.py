@@ -40,7 +40,7 @@ def explanation_tree(found: ExplainAnswer) -> Tree:
 
 def _reason(holder: HolderAnswer) -> str:
     component = holder.get("component")
-    since = f", since {holder['since']}" if holder["since"] else ""
+    since = f", unchanged since {holder['since']}" if holder["since"] else ""
     named = f" by {component!r}" if component else ""
     return f"{_reason_text(holder['reason'])}{named}{since}"
 

@@ -134,5 +134,6 @@ def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:
 
 def _line(problem: ProblemLine) -> str:
     held = problem["holds_back"]
-    for_it = f"; for it waits {', '.join(held)}" if held else ""
-    return f"{health_text(problem['health'])}: {problem['because']}{for_it}"
+    wait = "wait" if len(held) > 1 else "waits"
+    waiting = f"; {', '.join(held)} {wait} for {problem['stage']}" if held else ""
+    return f"{health_text(problem['health'])}: {problem['because']}{waiting}"

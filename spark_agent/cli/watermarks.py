@@ -127,7 +127,9 @@ def _print_problems(problems: Sequence[ProblemLine]) -> None:
 def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
-    problems = [each for each in problems_of(client, job) if each["stage"] == stage]
+    problems = [
+        each for each in problems_of(client, job) if stage in {each["stage"], *each["holds_back"]}
+    ]
     promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
     throttled = throttled_shards(client, job)
     shown = {

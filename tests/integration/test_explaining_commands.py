@@ -89,7 +89,7 @@ def test_explain_names_the_range_its_holder_and_its_hold(scores: Scores) -> None
         (1, BUFFERING),
         (1, "average waits for its input"),
         (2, "sessions waits for its ranges"),
-        (3, r"00000000-80000000: buffering by 'state\[0\]', since \S+Z"),
+        (3, r"00000000-80000000: buffering by 'state\[0\]', unchanged since \S+Z"),
         (4, "promise 2026-01-01T00:00:00.000Z; without it, 2026-01-01T01:00:00.000Z"),
         (4, r"holder exec-3 \(fence \d+, 9 min \d+ s left\), reported at \S+Z"),
     ]  # fmt: skip

@@ -52,7 +52,7 @@ def test_the_dead_are_not_shown_as_alive(server: Service, job_name: str) -> None
     shown = job.run("show")
     assert "clicks no worker" in shown
     assert "both waiting" in shown
-    assert re.search(rf"no worker: {BECAUSE}; for it waits both", shown)
+    assert re.search(rf"no worker: {BECAUSE}; both waits for clicks", shown)
     assert "active" not in shown
     of_stage = job.run("show", "clicks")
     assert "c-00 no worker" in of_stage
@@ -115,7 +115,7 @@ def test_the_status_of_a_job_whose_workers_are_gone_is_2(server: Service, job_na
     assert lines == (
         f"{job.name}: no worker\n"
         "no worker: 24 of 24 ranges of clicks have no worker (their last run was stopped);"
-        " for it waits both\n"
+        " both waits for clicks\n"
     )
     code, lines = status("--url", job.url, "--limit", "10000")
     assert code == 2

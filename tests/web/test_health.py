@@ -47,7 +47,7 @@ def test_the_dead_are_not_shown_as_alive(service: Service, open_page: Opened):
             expect(problems).to_contain_text(
                 re.compile(r"24 of 24 ranges of clicks have no worker since \d\d:\d\d")
             )
-            expect(problems).to_contain_text("For it waits both")
+            expect(problems).to_contain_text("; both waits for clicks")
             expect(box).to_have_class(re.compile(r"\bno_worker\b"))
             expect(box).to_have_attribute("aria-label", re.compile("no worker"))
             expect(page.locator('a[data-stage="both"]')).to_have_class(re.compile(r"\bwaiting\b"))

@@ -144,6 +144,13 @@ def test_the_line_of_a_final_stage_lasts_until_its_end(service: Service, open_pa
             page.wait_for_function(f"({INKED})() > 0")
 
 
+def test_a_single_step_is_counted_in_words(service: Service, open_page: Opened):
+    with Feed(service.url, "declared") as feed:
+        feed.define({"taps": {"shards": ["tap-0"]}})
+    with open_page("/#/jobs/declared/stages/taps") as page:
+        expect(page.get_by_text("The last step as a table")).to_be_visible()
+
+
 def test_rates_beside_the_watermark(service: Service, open_page: Opened):
     with Feed(service.url, "rates") as feed:
         feed.define(STAGES)

@@ -138,6 +138,9 @@ def test_the_page_names_the_same_health(views: Views, open_page: Opened):
     for stage, word in WORDS.items():
         with open_page(f"#/jobs/tour/stages/{stage}?show=all") as page:
             expect(page.locator(".facts .status")).to_have_text(re.compile(rf"^\S {word}$"))
+            expect(page.locator(".facts .chip")).to_have_text(
+                [MARKS[stage]] if stage in MARKS else []
+            )
             for cell in page.locator(".ranges td.condition").all():
                 expect(cell).to_have_text(CONDITIONS.get(stage, re.compile(".")))
 
@@ -162,6 +165,19 @@ def test_every_view_names_the_same_root_cause(views: Views, open_page: Opened):
         assert causes[root] in " ".join(views.command("explain", stage).replace("│", " ").split())
         with open_page(f"#/jobs/tour/stages/{stage}") as page:
             expect(page.locator(".because")).to_contain_text(causes[root])
+
+
+def test_a_waiting_stage_is_shown_with_the_cause(views: Views):
+    """`show` named the state alone."""
+    shown = " ".join(views.command("show", "revenue").split())
+    assert f"no worker: {views.causes()['refunds']}; revenue waits for refunds" in shown
+
+
+def test_a_retired_range_is_not_ahead_of_its_stage(tour: Tour, open_page: Opened):
+    """Its promise is hours behind the watermark, and was shown as 0 s ahead."""
+    with open_page("#/jobs/tour/stages/payments?show=retired") as page:
+        cell = page.locator('.ranges td[data-label="Ahead of the stage"]')
+        expect(cell).to_have_text("–")  # noqa: RUF001
 
 
 def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opened):

@@ -144,7 +144,7 @@ def test_watch_fits_the_height_of_a_terminal(url: str, monkeypatch: pytest.Monke
     lines = in_a_terminal(TABLES["watch"], 80, monkeypatch, url, height=9).splitlines()
     assert len(lines) <= 9
     assert "and 2 more stages" in [line.rstrip() for line in lines]
-    assert lines[-1].startswith("sessions-by-customer, z")
+    assert lines[-1].startswith(f"wait for {SOURCE}")
 
 
 def test_wait_shows_its_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

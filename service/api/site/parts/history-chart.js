@@ -152,7 +152,7 @@ function Steps({ points, zone }) {
   const last = points.slice(-50).reverse();
   const has = last.some((each) => each.records !== null);
   const per = (k, name) => perSecond(last[k].records === null || (last[k + 1]?.records ?? null) === null ? null : rate(last[k + 1], last[k], name));
-  return html`<details><summary>The last ${last.length} steps as a table</summary><div class="scroll"><table>
+  return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table>
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
       <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
     <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>

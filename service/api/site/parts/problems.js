@@ -37,11 +37,12 @@ function Problem({ job, of, number, zone }) {
     <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
-    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of.holds_back)}</li>`;
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of)}</li>`;
 }
 
-function waiting(stages) {
+function waiting({ stage, holds_back: stages }) {
   if (!stages.length) return "";
   const named = stages.slice(0, 3).join(", ");
-  return `. For it waits ${named}${stages.length > 3 ? ` and ${(stages.length - 3).toLocaleString("en")} more` : ""}`;
+  const more = stages.length > 3 ? ` and ${(stages.length - 3).toLocaleString("en")} more` : "";
+  return `; ${named}${more} ${stages.length > 1 ? "wait" : "waits"} for ${stage}`;
 }

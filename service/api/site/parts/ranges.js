@@ -61,7 +61,7 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) 
       <th scope="row">${each.range}</th>
       <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
-      <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
+      <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) && each.condition !== "retired" ? duration(Math.max(0, each.promise - output)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
       <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>

@@ -9,6 +9,7 @@ import { Fold } from "../parts/fold.js";
 import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Runs } from "../parts/runs.js";
+import { badgesOf } from "../parts/stage-box.js";
 import { Status } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
@@ -23,7 +24,7 @@ export function StageView({ route, me, zone }) {
   return html`
     <div class="heading"><h1>${route.stage}</h1><${Connection} connection=${store.connection} /></div>
     ${missing && html`<p role="alert" class="alert">The job ${route.job} has no stage ${route.stage}.</p>`}
-    ${stage && html`<${Facts} ...${given} />`}
+    ${stage && html`<${Facts} ...${given} throttled=${store.throttle?.shards[route.stage]} />`}
     ${stage && why !== undefined && html`
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
       <${Fold} title=${html`<h2>Watermarks over time</h2>`} open=${asks(route, "from", "to", "span")}><${HistoryChart} ...${given} /></${Fold}>
@@ -35,11 +36,11 @@ export function StageView({ route, me, zone }) {
 
 const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
-function Facts({ stage, zone, nowMs }) {
+function Facts({ stage, throttled, zone, nowMs }) {
   const system = stage.processing_watermark;
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
   const facts = [
-    ["Health", html`<${Status} of=${stage} />`],
+    ["Health", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
     ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
     ["Data lag", isEnd(stage.output_watermark) ? "–" : duration(lag(stage.output_watermark, nowMs))],
