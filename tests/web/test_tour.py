@@ -187,6 +187,14 @@ def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opene
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.parametrize("place", ["", "/stages/sessions", "/stages/refunds"])
+def test_a_wide_table_scrolls_by_itself(tour: Tour, open_page: Opened, place: str):
+    """On a tablet, its hidden headings widened the whole page."""
+    with open_page(f"#/jobs/tour{place}", width=768, height=1024) as page:
+        expect(page.locator("table.cards").last).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 768
+
+
 def test_an_ended_run_is_not_work_that_waits(views: Views):
     """A job between two nights made all stages below look stuck, in the system lag and its alert."""
     marks = views.read("/watermarks")["watermarks"]
