@@ -76,8 +76,12 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
             "b_because": end.because,
         },
     )
-    await write_audit(db, deed, job=job, detail=f"run {end.run} {past(end.outcome)}")
+    await write_audit(db, deed, job=job, detail=_end_text(end, stages))
     return EndedRun(end, stages)
+
+
+def _end_text(end: RunEnd, stages: Sequence[str]) -> str:
+    return f"run {end.run} of {', '.join(stages)} {past(end.outcome)}"
 
 
 async def find_runs(

@@ -252,7 +252,9 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         etag = {"If-Match": put.headers["etag"]}
         ok(client.put("/v1/jobs/audited", json=changed, headers=etag))
         runs = {"stages": ["s"], "holder": "driver-1"}
-        ok(client.post("/v1/jobs/audited/runs", json=runs, headers=bearer(driver)), 201)
+        opened = ok(client.post("/v1/jobs/audited/runs", json=runs, headers=bearer(driver)), 201)
+        end = f"/v1/jobs/audited/runs/{opened['run']}/end"
+        ok(client.post(end, json={"outcome": "stopped"}, headers=bearer(driver)))
         client.post("/v1/jobs/audited/reset")
         client.delete("/v1/jobs/audited")
         # Nobody said that there is a proxy to be believed.
@@ -266,6 +268,7 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
     assert [(each["action"], each["by"], each["detail"]) for each in records] == [
         ("delete-job", "admin (environment)", ""),
         ("reset-job", "admin (environment)", ""),
+        ("end-run", "driver", "run 1 of s was stopped"),
         ("open-run", "driver", "run 1 of s by driver-1"),
         ("change-job", "admin (environment)", "layout 2"),
         ("create-job", "admin (environment)", ""),
