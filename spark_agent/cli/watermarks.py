@@ -30,7 +30,7 @@ from spark_agent.cli.common import (
 from spark_agent.cli.explanation import explanation_tree
 from spark_agent.cli.health import problem_lines, problems_of, throttled_shards
 from spark_agent.cli.stage_tables import input_text, print_held_by, print_stages, stages_data
-from spark_agent.cli.tables import Column
+from spark_agent.cli.tables import Column, plain
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
     HeldByAnswer,
@@ -67,7 +67,6 @@ _SHARDS: Final = (
     Column("pause"),
     Column("until", 1),
     Column("rate", 2, right=True),
-    Column("because", kind="text", least=30),
 )
 
 
@@ -294,15 +293,20 @@ def throttle(
                 ],
                 wide=form == "wide",
             )
+            typer.echo()
         rows = [
             (stage, shard, "yes" if advice["pause"] else "no", _limit(advice["until"]),
-             f"{advice['rate']:g}", advice["because"])
+             f"{advice['rate']:g}")
             for stage, shard, advice in advised
         ]  # fmt: skip
-        if rows:
-            print_table(_SHARDS, rows, wide=form == "wide")
-        else:
+        if not rows:
             typer.echo(f"no shard of job {job} is throttled")
+            return
+        print_table(_SHARDS, rows, wide=form == "wide")
+        typer.echo()
+        # As lines, which are wrapped and not cut: the reason is the answer.
+        for stage, shard, advice in advised:
+            output().print(plain(f"{shard} of {stage}: {advice['because']}"))
 
 
 def _limit(at_ms: int | None) -> str:

@@ -139,6 +139,14 @@ def test_the_width_is_that_of_a_real_terminal(url: str) -> None:
     compare("show-job-80", shown)
 
 
+def test_the_reason_of_a_throttle_is_wrapped_and_not_cut(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column for it had room for a few words."""
+    shown = " ".join(in_a_terminal(TABLES["throttle"], 80, monkeypatch, url).split())
+    assert shown.endswith("which is the slowest stage of its group")
+
+
 def test_watch_fits_the_height_of_a_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sentences are wrapped, and leave room for fewer stages."""
     lines = in_a_terminal(TABLES["watch"], 80, monkeypatch, url, height=9).splitlines()
