@@ -129,7 +129,8 @@ def jobs(
                 instant_text(each.output_watermark),
                 duration_text(each.data_lag_ms),
                 duration_text(each.system_lag_ms),
-                each.updated_at,
+                # Without an output watermark, only the input has changed.
+                "" if each.output_watermark is None else each.updated_at,
             )
             for each in found[:limit]
         ],
