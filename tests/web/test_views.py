@@ -297,6 +297,15 @@ def test_a_name_that_is_none(flights: Flights, open_page: Opened):
         expect(page.get_by_role("alert")).to_contain_text("has no stage none")
 
 
+def test_an_idle_stage_is_not_explained_before_an_active_one(service: Service, open_page: Opened):
+    with Feed(service.url, "idle-and-active") as feed:
+        feed.define({"quiet": {"shards": ["0"]}, "busy": {"shards": ["0"]}})
+        feed.claim("quiet", holder="w").report({"0": {"watermark": START, "idle": True}})
+        feed.claim("busy", holder="w").promise(START + 60_000)
+        with open_page("/#/jobs/idle-and-active") as page:
+            expect(page.locator(".because")).to_contain_text("busy waits for range 0")
+
+
 @pytest.mark.parametrize("path", ["/", JOB, STAGE])
 def test_360_pixels(flights: Flights, open_page: Opened, path: str):
     with open_page(path, width=360, height=740) as page:

@@ -33,11 +33,15 @@ export function JobView({ route, me, zone }) {
       <${Danger} job=${route.job} me=${me} />`}`;
 }
 
-/** What is explained unless something else is asked: the lowest of the stages that nobody reads. */
+const NOT_WAITED_FOR = { idle: 1, final: 2 };
+
+/** What is explained unless something else is asked: the lowest of the stages that nobody reads, an active one before an idle one. */
 function lastInLine(store) {
   if (!store.graph) return null;
   const isRead = new Set([...store.graph.values()].flatMap((node) => node.inputs));
   const output = (name) => store.stages.get(name)?.output_watermark ?? -Infinity;
+  const rank = (name) => NOT_WAITED_FOR[store.stages.get(name)?.status] ?? 0;
+  const isBefore = (a, b) => (rank(a) === rank(b) ? output(a) < output(b) : rank(a) < rank(b));
   const sinks = [...store.graph.keys()].filter((name) => !isRead.has(name));
-  return sinks.reduce((lowest, name) => (output(name) < output(lowest) ? name : lowest), sinks[0]);
+  return sinks.reduce((lowest, name) => (isBefore(name, lowest) ? name : lowest), sinks[0]);
 }
