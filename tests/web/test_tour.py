@@ -239,3 +239,15 @@ def test_the_map_of_an_ended_stage_is_not_an_alarm(views: Views, open_page: Open
         expect(page.get_by_role("link", name="Ended 2")).to_be_visible()
     with open_page("#/jobs/tour/stages/refunds") as page:
         expect(page.locator(".heat button")).to_have_text(["!", "!"])
+
+
+def test_the_page_explains_the_worst_problem_unless_another_is_chosen(
+    views: Views, open_page: Opened
+):
+    worst = views.read("/problems")["problems"][0]
+    stage = (worst["holds_back"] or [worst["stage"]])[-1]
+    with open_page("#/jobs/tour") as page:
+        expect(page.get_by_role("heading", name=f"Why is {stage} where it is?")).to_be_visible()
+        expect(page.locator(f'a[data-stage="{worst["stage"]}"]')).to_be_in_viewport(ratio=1)
+    with open_page("#/jobs/tour?why=orders") as page:
+        expect(page.get_by_role("heading", name="Why is orders where it is?")).to_be_visible()

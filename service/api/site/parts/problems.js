@@ -10,11 +10,13 @@ import { signOf, wordOf } from "./status.js";
 const REFRESH_MS = 2_000;
 /** The others are one click away. */
 const SHOWN = 5;
+/** Before the first answer. */
+export const UNKNOWN = Object.freeze([]);
 
 /** @param {string} job @returns {any[]} the worst first */
 export function useProblems(job) {
   const { data } = usePoll((signal) => read(`${pathOf(job)}/problems`, { signal }), REFRESH_MS, [job]);
-  return data?.job === job ? data.problems : [];
+  return data?.job === job ? data.problems : UNKNOWN;
 }
 
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */

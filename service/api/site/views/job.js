@@ -5,7 +5,7 @@ import { Connection } from "../parts/connection.js";
 import { Danger } from "../parts/danger.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
 import { Graph } from "../parts/graph.js";
-import { Problems, useProblems } from "../parts/problems.js";
+import { Problems, UNKNOWN, useProblems } from "../parts/problems.js";
 import { StageTable } from "../parts/stage-table.js";
 
 /** How often lags are written again of stages that have not moved. */
@@ -17,9 +17,9 @@ export function JobView({ route, me, zone }) {
   const store = useJob(route.job);
   const nowMs = useNow((store?.graph?.size ?? 0) > MANY ? TICK_MANY_MS : TICK_MS);
   const asked = route.query.get("why");
-  const stage = store && (store.graph?.has(asked) ? asked : lastInLine(store));
-  const why = useExplanation(route.job, stage, store?.version ?? 0);
   const problems = useProblems(route.job);
+  const stage = store?.graph ? (store.graph.has(asked) ? asked : troubled(store, problems)) : null;
+  const why = useExplanation(route.job, stage, store?.version ?? 0);
   if (!store) return null;
   const given = { store, why, problems, route, zone, nowMs };
   const ready = store.graph && store.stages.size > 0;
@@ -35,9 +35,15 @@ export function JobView({ route, me, zone }) {
 
 const NOT_WAITED_FOR = { idle: 1, final: 2 };
 
-/** What is explained unless something else is asked: the lowest of the stages that nobody reads, an active one before an idle one. */
+/** What is explained unless something else is asked: the last stage that waits for the worst problem. */
+function troubled(store, problems) {
+  const [worst] = problems;
+  if (!worst) return problems === UNKNOWN ? null : lastInLine(store);
+  return worst.holds_back.at(-1) ?? worst.stage;
+}
+
+/** The lowest of the stages that nobody reads, an active one before an idle one. */
 function lastInLine(store) {
-  if (!store.graph) return null;
   const isRead = new Set([...store.graph.values()].flatMap((node) => node.inputs));
   const output = (name) => store.stages.get(name)?.output_watermark ?? -Infinity;
   const rank = (name) => NOT_WAITED_FOR[store.stages.get(name)?.status] ?? 0;
