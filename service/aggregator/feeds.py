@@ -42,6 +42,10 @@ _RETRY_S = 1.0
 _HEALTH_POLL_S = 2.0
 """Poll interval of a feed: an expiry of leases is not published."""
 
+_SOFT_MS = 1_000
+"""Age at which lags and other soft values of a stage that has not changed are replaced, for those who begin
+to follow."""
+
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 
 
@@ -210,6 +214,21 @@ class Feed:
             self._changed_at[state.name] = self.position
         for state in fresh:
             self._moved_at[state.name] = self.position
+        self._renew(states)
+
+    def _renew(self, states: _States) -> None:
+        """Replace the soft values of stages that have not changed. Followers do not get these again."""
+        old = [
+            state
+            for name, state in states.items()
+            # Else it was read before a newer one, and arrived after it.
+            if state.view.version == self._states[name].view.version
+            and state.now_ms - self._states[name].now_ms >= _SOFT_MS
+        ]
+        for state in old:
+            self._states[state.name] = state
+        if old:
+            self._shared.clear()
 
     def _take_throttle(self, throttle: ThrottleView) -> None:
         if throttle != self.throttle:

@@ -68,6 +68,19 @@ async def test_first_the_current_state_of_every_stage(job: Api):
     assert first == await job.snapshot()
 
 
+async def test_a_second_follower_gets_the_lags_of_now(job: Api, gauge: InProcess):
+    gauge.skip_on_redis()
+    token = await job.token("s", ttl_ms=600_000)
+    await job.report("s", token, {"0": 10, "1": 10})
+    async with listening(job) as one:
+        await take(one, len(SPEC))
+        gauge.advance(14_000)
+        async with listening(job) as other:
+            first = {event[1]["stage"]: event[1] for event in await take(other, len(SPEC))}
+        assert first == await job.snapshot()
+        assert first["s"]["system_lag_ms"] == 14_000
+
+
 async def test_then_each_change(job: Api):
     token = await job.token("s", ttl_ms=600_000)
     async with listening(job) as stream:
