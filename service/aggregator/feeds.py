@@ -43,8 +43,8 @@ _HEALTH_POLL_S = 2.0
 """Poll interval of a feed: an expiry of leases is not published."""
 
 _SOFT_MS = 1_000
-"""Age at which lags and other soft values of a stage that has not changed are replaced, for those who begin
-to follow."""
+"""Age at which the lags and other soft values of a stage that has not changed are replaced, for
+followers to come."""
 
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 

@@ -110,15 +110,18 @@ def range_text(
     'ended'
     >>> range_text(held | {"status": "final", "retired": True}, "ok")
     'retired'
-    >>> range_text(held | {"status": "unknown"}, "silent")
+    >>> unknown = held | {"status": "unknown"}
+    >>> range_text(unknown | {"reported_at": None}, "silent")
     'never reported'
+    >>> range_text(unknown | {"reported_at": "2026-01-01T00:00:00.000Z"}, "ok")
+    'no promise yet'
     >>> range_text(held | {"range": "fast-0"}, "ok", frozenset({"fast-0"}))
     'throttled'
     """
     if each.get("retired"):
         return "retired"
     if each["status"] == "unknown":
-        return "never reported"
+        return "no promise yet" if each["reported_at"] else "never reported"
     if each["status"] != "active":
         return each["status"]
     if not each["holder"]:

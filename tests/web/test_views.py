@@ -313,3 +313,12 @@ def test_360_pixels(flights: Flights, open_page: Opened, path: str):
         # Nothing is wider than the screen but what scrolls by itself.
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 360
+
+
+def test_a_report_without_a_promise_is_a_report(service: Service, open_page: Opened):
+    with Feed(service.url, "null") as feed:
+        feed.define({"s": {"shards": ["0", "1"]}})
+        feed.claim("s", ["0"], holder="w").report({"0": None})
+        with open_page("/#/jobs/null/stages/s?show=all") as page:
+            conditions = page.locator(".ranges td.condition")
+            expect(conditions).to_have_text(["no promise yet", "never reported"])

@@ -71,8 +71,11 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) 
     </tr>`)}</tbody></table></div>`;
 }
 
-/** A range without a lease has no worker; after a run that has finished, it needs none. */
-const conditionOf = (each, ended) => (each.condition === "expired" ? ended ? "ended" : "no worker" : each.condition.replace("_", " "));
+/** A range without a lease has no worker; after a run that has finished, it needs none. A report need not promise. */
+function conditionOf({ condition, reported_at: reportedAt }, ended) {
+  if (condition === "expired") return ended ? "ended" : "no worker";
+  return condition === "never_reported" && reportedAt ? "no promise yet" : condition.replace("_", " ");
+}
 
 const SETTLED = new Set(["final", "retired"]);
 
