@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from spark_agent import Arrival, Wrong
 from spark_agent.exceptions import WrongAddress
@@ -25,8 +25,8 @@ class WatermarkSensor(BaseSensorOperator):
     `until` is the end of the task's data interval by default; a `datetime`, text or milliseconds of an
     event time. The task holds a worker slot only while it polls: it is rescheduled between two polls,
     each `poke_interval`, or with `deferrable=True` handed to the triggerer. A service that does not
-    answer is polled again. A job, stage, moment or key that is wrong fails the task at once, without
-    Airflow's retries: a retry does not mend it.
+    answer is polled again. A connection, job, stage, moment or key that is wrong fails the task at once,
+    without Airflow's retries: a retry does not mend it.
     """
 
     template_fields: Collection[str] = ("job", "stage", "until", "conn_id")
@@ -75,7 +75,7 @@ class WatermarkSensor(BaseSensorOperator):
                 arrival = Arrival(client, self.job, self.stage, self.until)
                 if arrival.is_complete():
                     return True
-        except (Wrong, WrongAddress, ValueError) as error:
+        except (AirflowNotFoundException, Wrong, WrongAddress, ValueError) as error:
             raise AirflowFailException(str(error)) from error
         self.log.info("waiting: %s", arrival.because)
         return False

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from spark_agent import Arrival, Wrong
@@ -41,7 +42,7 @@ class WatermarkTrigger(BaseTrigger):
                     self.log.info("waiting: %s", arrival.because)
                     client.close()
                     await asyncio.sleep(self.poll_s)
-        except (Wrong, WrongAddress, ValueError) as error:
+        except (AirflowNotFoundException, Wrong, WrongAddress, ValueError) as error:
             yield TriggerEvent({"wrong": str(error)})
         else:
             yield TriggerEvent({"wrong": ""})

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,11 @@ from tests.support.server import ROOT
 _SCRIPTS: Final = Path(sys.executable).parent
 
 
-def environment_with(package: str, folder: Path) -> Path:
-    """Return the Python of a new environment with a package of `deploy/` and its locked versions."""
+def environment_with(package: str, folder: Path, *, locked: bool = True) -> Path:
+    """Return the Python of a new environment with a package of `deploy/` and its locked versions.
+
+    `locked=False`: with the oldest version of the scheduler that the package names.
+    """
     source = ROOT / "deploy" / package
     # Building leaves files in the folder of a source.
     copy = shutil.copytree(source, folder / package)
@@ -30,9 +34,20 @@ def environment_with(package: str, folder: Path) -> Path:
     else:
         run(uv, "venv", "--quiet", "--python", sys.executable, folder / "environment")
         install = [uv, "pip", "install", "--quiet", "--python", python]
-    run(*install, "-r", source / "requirements.lock")
-    run(*install, "--no-deps", ROOT, copy)
+    if locked:
+        run(*install, "-r", source / "requirements.lock")
+        run(*install, "--no-deps", ROOT, copy)
+    else:
+        run(*install, ROOT, _oldest(source))
+        run(*install, "--no-deps", copy)
     return python
+
+
+def _oldest(source: Path) -> str:
+    """Return the requirement of a package's scheduler, in the oldest version."""
+    named = tomllib.loads((source / "pyproject.toml").read_text())["project"]["dependencies"]
+    [scheduler] = [each for each in named if not each.startswith("tidegauge")]
+    return f"{scheduler.replace('>=', '==')}.0"
 
 
 def type_errors(package: str, python: Path, folder: Path) -> str:

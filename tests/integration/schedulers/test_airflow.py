@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,10 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.client.reports import RangeReport, Rank
-from tests.integration.schedulers.conftest import type_errors
+from tests.integration.schedulers.conftest import environment_with, type_errors
 from tests.support.commands import run
 from tests.support.documents import block
-from tests.support.server import Service
+from tests.support.server import ROOT, Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("airflow")]
 
@@ -130,6 +131,42 @@ def test_a_connection_by_an_address_of_ipv6(books: Books, airflow: Path) -> None
     books.variables["AIRFLOW_CONN_TIDEGAUGE_DEFAULT"] = "tidegauge://[::1]:1"
     code = "from tidegauge_airflow import TidegaugeHook; print(*TidegaugeHook().test_connection())"
     assert "GET http://[::1]:1/" in run(airflow, "-c", code, variables=books.variables)
+
+
+def test_times_are_also_those_of_airflow(airflow: Path) -> None:
+    """Airflow's own `datetime` and `timedelta` are pendulum's."""
+    code = (
+        "import pendulum; from spark_agent.times import duration_ms, read_instant_ms;"
+        "print(read_instant_ms(pendulum.datetime(2026, 1, 2, tz='Europe/Berlin'), name='until'),"
+        " duration_ms(pendulum.duration(hours=1)))"
+    )
+    assert run(airflow, "-c", code).split() == ["1767308400000", "3600000"]
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_an_unknown_connection_fails_at_once_without_retries(
+    books: Books, deferrable: bool
+) -> None:
+    books.report(SECOND_OF_JANUARY - 1)
+    with books.start(deferrable=deferrable, retries=3, conn_id="gone") as run:
+        assert run.stdout is not None
+        lines = until(run.stdout, "DagRun Finished")
+        run.stdout.read()
+    assert "state=failed" in lines[-1]
+    assert not any("up_for_retry" in line for line in lines)
+
+
+def test_the_package_is_imported_with_the_oldest_airflow_that_it_names(tmp_path: Path) -> None:
+    python = environment_with("airflow", tmp_path, locked=False)
+    variables = {"AIRFLOW_HOME": str(tmp_path)}
+    versions = "from importlib.metadata import version; print(version('apache-airflow'))"
+    oldest = tomllib.loads((ROOT / "deploy/airflow/pyproject.toml").read_text())
+    [named] = re.findall(r"apache-airflow>=([\d.]+)", str(oldest["project"]["dependencies"]))
+    assert run(python, "-c", versions).strip().startswith(f"{named}.")
+    code = (
+        "from tidegauge_airflow import *; print(WatermarkTrigger('c', 'j', 's', 1, 1).serialize())"
+    )
+    assert "until_ms" in run(python, "-c", code, variables=variables)
 
 
 def test_the_package_is_typed(airflow: Path, tmp_path: Path) -> None:
