@@ -60,9 +60,11 @@ def test_the_schema_admits(name: str) -> None:
 
 
 def leaves(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    if "properties" not in schema:
+    # The defaults of settings are those of the service.
+    if "properties" not in schema or path == ".settings":
         yield path
-    for name, each in schema.get("properties", {}).items():
+        return
+    for name, each in schema["properties"].items():
         yield from leaves(each, f"{path}.{name}")
 
 
@@ -78,10 +80,16 @@ def test_each_value_has_a_default() -> None:
 
 
 def test_settings_are_those_of_the_service() -> None:
-    admitted = set(SCHEMA["properties"]["settings"]["propertyNames"]["enum"])
+    """Their types and limits, too: Helm rejects a value with which a replica does not start."""
     assert set(Settings.model_fields) >= OF_THE_CHART
-    assert admitted == set(Settings.model_fields) - OF_THE_CHART
+    assert SCHEMA["properties"]["settings"]["properties"] == {
+        name: {each: own[each] for each in ("type", "enum", "minimum", "maximum") if each in own}
+        for name, own in Settings.model_json_schema()["properties"].items()
+        if name not in OF_THE_CHART
+    }
 
+
+KEYS: Final = ("ledgerUrl", "liveUrl", "adminKey", "scrapeKey")
 
 BAD: Final[list[tuple[dict[str, Any], str]]] = [
     ({"replica": 2}, "replica"),
@@ -90,6 +98,17 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
     ({"redis": {"mode": "replicated"}}, "'?single'?, '?sentinel'?"),
     ({"settings": {"log_levle": "debug"}}, "log_levle|propert"),
     ({"settings": {"admin_key": "0123456789abcdef0123456789abcdef"}}, "admin_key|propert"),
+    ({"settings": {"log_level": "loud"}}, "log_level|value must be one of"),
+    ({"settings": {"max_jobs": "many"}}, "max_jobs|want integer"),
+    ({"settings": {"max_jobs": 0}}, "max_jobs|minimum"),
+    ({"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels|'not' failed"),
+    ({"serviceMonitor": {"labels": {"helm.sh/chart": "other"}}}, "labels|'not' failed"),
+    ({"image": {"tag": "a b"}}, "pattern|match"),
+    ({"otlp": {"endpoint": "http://collector:4318?key=hush"}}, "pattern|match"),
+    ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "maxUnavailable|valid"),
+    ({"podDisruptionBudget": {"maxUnavailable": "150%"}}, "maxUnavailable|valid"),
+    ({"ingress": {"hosts": ["Gauge.example.com"]}}, "pattern|match"),
+    ({"secret": {"name": "a", "keys": dict.fromkeys(KEYS, "..")}}, "pattern|match"),
     ({"otlp": {"endpoint": "http://user:hush@collector:4318"}}, "pattern|match"),
     ({"otlp": {"endpoint": "collector:4318"}}, "pattern|match"),
     ({"image": {"digest": "sha256:12"}}, "pattern|match"),
@@ -167,11 +186,45 @@ def test_helm_rejects_in_words(helm: Helm, values: dict[str, Any], words: str) -
         helm.render(values)
 
 
+CONTRADICTORY: Final[list[tuple[dict[str, Any], str]]] = [
+    (
+        {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}},
+        "minReplicas is above",
+    ),
+    (
+        {"autoscaling": {"enabled": True}, "resources": {"requests": None}},
+        "needs resources.requests.cpu",
+    ),
+    ({"networkPolicy": {"egress": {"dns": None}}}, r"egress\.dns has not a port"),
+    ({"networkPolicy": {"egress": {"redis": {"ports": None}}}}, r"egress\.redis has not a port"),
+    ({"service": {"type": "LoadBalancer"}}, r"networkPolicy\.from"),
+    ({"secret": {"name": "a", "keys": dict.fromkeys(KEYS, "key")}}, "the same entry"),
+]
+
+
 @pytest.mark.slow
-def test_helm_rejects_an_autoscaler_without_room(helm: Helm) -> None:
-    values = {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}}
-    with pytest.raises(RejectedError, match="minReplicas is above"):
+@pytest.mark.parametrize(("values", "words"), CONTRADICTORY)
+def test_helm_rejects_values_that_contradict_each_other(
+    helm: Helm, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RejectedError, match=words):
         helm.render(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["my.release", "9lives"])
+def test_helm_rejects_a_release_whose_service_could_not_have_its_name(
+    helm: Helm, name: str
+) -> None:
+    with pytest.raises(RejectedError, match="begins with a letter and has not a dot"):
+        helm.render({}, name=name)
+
+
+@pytest.mark.slow
+def test_a_load_balancer_with_the_addresses_of_its_clients_is_rendered(helm: Helm) -> None:
+    peer = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    made = helm.render({"service": {"type": "LoadBalancer"}, "networkPolicy": {"from": [peer]}})
+    assert peer in made.of_kind("NetworkPolicy")["spec"]["ingress"][0]["from"]
 
 
 @pytest.mark.slow

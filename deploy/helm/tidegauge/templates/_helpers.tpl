@@ -1,4 +1,7 @@
 {{- define "tidegauge.fullname" -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) -}}
+{{- fail (printf "the release is named %s: the name of a Service begins with a letter and has not a dot, so name the release so" .Release.Name) -}}
+{{- end -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
@@ -113,6 +116,10 @@ httpGet: {path: {{ .path }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (not 
 {{- define "tidegauge.egress" -}}
 {{- range $name := .names }}
 {{- $peer := index $.root.Values.networkPolicy.egress $name }}
+{{- /* A rule without ports would open all of them. */}}
+{{- if not ($peer).ports }}
+{{- fail (printf "networkPolicy.egress.%s has not a port: name the ports, or set networkPolicy.enabled to false" $name) }}
+{{- end }}
 # {{ $name }}
 - ports:
     {{- $ports := list }}
