@@ -38,6 +38,8 @@ def main(arguments: Sequence[str], show: Print) -> int:
         "--rehearse", action="store_true", help="build from unfinished sources, too"
     )
     options = parser.parse_args(arguments)
+    # Each distribution is built in a folder of its own.
+    options.out = options.out.resolve()
     version = project_version()
     found = list(objections(version))
     for each in found:
@@ -176,11 +178,11 @@ def write_digests(out: Path) -> None:
 
 def next_steps(version: str, out: Path) -> Iterator[str]:
     """Yield the lines that end a build."""
-    yield f"built in {out.name}:"
+    yield f"built in {out}:"
     for each in sorted(out.iterdir()):
         yield f"  {each.name}  ({each.stat().st_size / 1_000:,.0f} kB)"
     yield f"next: git tag --sign v{version} && git push origin v{version}"
-    yield f"      twine upload {out.name}/*.whl {out.name}/*.tar.gz"
+    yield f"      twine upload {out}/*.whl {out}/*.tar.gz"
 
 
 def run(program: str, *arguments: str, folder: Path = ROOT, **variables: str) -> str:
