@@ -179,6 +179,12 @@ def _base_url(url: str) -> str:
     >>> _base_url("https://gauge.example/base/"), _base_url("http://[::1]:8000")
     ('https://gauge.example/base', 'http://[::1]:8000')
     """
+    if "@" in url:
+        # Not shown, and not of any use: the service takes a key, and urllib3 leaves out a login.
+        raise ValueError(
+            "the URL has a user or a password, which errors and lists of processes would show: write"
+            " http://HOST:PORT, and put the key into a file (TIDEGAUGE_KEY_FILE)"
+        )
     with suppress(LocationParseError):
         parsed = parse_url(url)
         is_base = parsed.query is None and parsed.fragment is None

@@ -144,6 +144,22 @@ def test_a_url_that_is_no_service_s_is_refused(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hush@h:80",
+        "http://hush@h",
+        "http://me:hush@h:x",
+        "http://me:hu/sh@h",
+        "me:hush@h",
+    ],
+)
+def test_a_url_with_a_login_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ValueError, match="put the key into a file") as caught:
+        Client(url)
+    assert "hush" not in str(caught.value)
+
+
 def test_its_patience_ends() -> None:
     clock = FakeClock()
     with Answers(Answer(503)) as server, pytest.raises(Unavailable, match="status 503"):
