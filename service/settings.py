@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -109,6 +110,16 @@ def read_text(path: Path) -> str:
     The text is UTF-8, or UTF-16 with its mark, as written by a redirection in Windows' PowerShell.
     Raises `OSError`, or `UnicodeDecodeError`.
     """
-    data = path.read_bytes()
+    with open(path, "rb", opener=_open_at_once) as file:
+        data = file.read()
     utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if utf_16 else "utf-8-sig").strip()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file. A pipe without a writer is at its end, and is not waited for."""
+    if not hasattr(os, "O_NONBLOCK"):  # Windows
+        return os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor

@@ -16,9 +16,12 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from service.clock import Clock, SystemClock
+from service.errors import CannotStartError
 from service.ledger.doctor import examine as examine_ledger
 from service.model.findings import Finding
+from service.server.bootstrap_keys import operator_keys
 from service.server.serve import read_settings
+from service.server.tls import tls_files
 from service.settings import Settings
 
 _FEW_DESCRIPTORS = 4_096
@@ -60,6 +63,8 @@ async def examine(settings: Settings, clock: Clock) -> Sequence[Finding]:
 
 
 def _examine_settings(settings: Settings) -> list[Finding]:
+    if (fault := _fault_of_files(settings)) is not None:
+        return [Finding("settings", "fault", fault)]
     memory, file = settings.live_url.startswith("memory:"), settings.ledger_url.startswith("sqlite")
     if file and not memory:
         return [
@@ -71,6 +76,18 @@ def _examine_settings(settings: Settings) -> list[Finding]:
             )
         ]
     return [Finding("settings", "ok", "can be read, and match")]
+
+
+def _fault_of_files(settings: Settings) -> str | None:
+    """Return the fault of the operator's keys or of the certificate, which are read as at a start."""
+    try:
+        operator_keys(settings)
+        files = tls_files(settings)
+        if files is not None:
+            files.load()
+    except CannotStartError as error:
+        return error.detail
+    return None
 
 
 def _examine_machine() -> Finding:

@@ -53,6 +53,23 @@ def test_the_defaults_are_well_before_the_first_start_and_after(tmp_path: Path) 
     assert "pages are sound" in found["ledger"]["says"]
 
 
+def test_keys_and_a_certificate_with_which_the_service_cannot_start_are_faults(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".env").write_text("TIDEGAUGE_ADMIN_KEY_FILE=gone.key\n")
+    status, found = examine(tmp_path)
+    assert (status, found["settings"]["verdict"]) == (1, "fault")
+    assert "TIDEGAUGE_ADMIN_KEY_FILE 'gone.key' cannot be read" in found["settings"]["says"]
+    (tmp_path / ".env").write_text("TIDEGAUGE_ADMIN_KEY=hush-hush\n")
+    status, found = examine(tmp_path)
+    assert (status, found["settings"]["verdict"]) == (1, "fault")
+    assert "hush" not in found["settings"]["says"]
+    (tmp_path / ".env").write_text("TIDEGAUGE_TLS_CERT=gone.crt\nTIDEGAUGE_TLS_KEY=gone.key\n")
+    status, found = examine(tmp_path, "--live-url", "redis://127.0.0.1:1")
+    assert (status, found["settings"]["verdict"]) == (1, "fault")
+    assert "TIDEGAUGE_TLS_CERT gone.crt cannot be read" in found["settings"]["says"]
+
+
 def test_findings_are_printed_in_each_form(tmp_path: Path) -> None:
     found = json.loads(doctor(tmp_path, "-o", "json").stdout)
     in_yaml = doctor(tmp_path, "-o", "yaml").stdout

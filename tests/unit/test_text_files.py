@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from service.errors import CannotStartError
 from service.model.keys import digest_of
 from service.server.bootstrap_keys import operator_keys
 from service.settings import Settings
@@ -90,3 +93,33 @@ def test_a_job_is_read_from_any_file(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "job.json").write_bytes(text.encode(encoding))
     done = run("apply", str(tmp_path / "job.json"), "--url", "http://127.0.0.1:1")
     assert done.exit_code == 4, done.stderr
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_without_a_writer_has_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnusableKeyError, match="it contains no key"):
+        key_source(None, str(tmp_path / "pipe"), {}).read()
+    with pytest.raises(CannotStartError, match="has 0 characters"):
+        operator_keys(Settings(admin_key_file=tmp_path / "pipe"))
+    with pytest.raises(ValueError, match="must have one line"):
+        Settings(live_url_file=tmp_path / "pipe")
+
+
+def test_a_key_is_read_from_a_pipe_with_a_writer(tmp_path: Path) -> None:
+    """As a shell's `<(command)` is."""
+    for read in (
+        lambda path: key_source(None, path, {}).read(),
+        lambda path: operator_keys(Settings(admin_key_file=Path(path)))[0].digest,
+    ):
+        ours, theirs = os.pipe()
+        writer = threading.Thread(target=_write_and_close, args=(theirs, SECRET))
+        writer.start()
+        assert read(f"/dev/fd/{ours}") in {SECRET, digest_of(SECRET)}
+        writer.join()
+        os.close(ours)
+
+
+def _write_and_close(descriptor: int, text: str) -> None:
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
