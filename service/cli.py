@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 from collections.abc import Callable, Generator
 from importlib.metadata import entry_points
@@ -202,7 +204,14 @@ def main() -> None:
             # An installation of the service alone works without PySpark.
             with contextlib.suppress(ImportError):
                 _add(found.name, found.load())
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Else Python would write what is left, and print the error once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(fail(f"the output cannot be written: {error.strerror}").exit_code)
 
 
 if __name__ == "__main__":

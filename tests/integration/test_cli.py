@@ -53,6 +53,24 @@ def test_there_is_no_service_without_a_process(tmp_path: Path) -> None:
     assert "--workers" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is full")
+@pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["doctor", "--json"]])
+def test_a_full_disk_is_an_error_in_a_line(tmp_path: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "service", *arguments],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "tidegauge: the output cannot be written: No space left on device\n"
+
+
 SECRET = "hunter2"
 
 
