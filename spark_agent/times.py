@@ -54,7 +54,7 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
 def _milliseconds(value: object) -> int | None:
     match value:
         case timedelta():
-            # Of the base class: a subclass, such as pendulum's, may not divide by a plain one.
+            # The base class divides: a subclass, such as pendulum's, may not divide by a plain one.
             whole, rest = timedelta.__divmod__(value, timedelta(milliseconds=1))
             return None if rest else whole
         case int() if not isinstance(value, bool):
@@ -176,7 +176,7 @@ def _read_text_ms(text: str, name: str, now_ms: int | None) -> int:
 def _since_epoch_ms(instant: datetime) -> int:
     if instant.tzinfo is None:
         instant = instant.replace(tzinfo=UTC)
-    # Of the base class: the difference of a subclass, such as pendulum's, may not divide by a plain one.
+    # The base class divides: the difference of a subclass, such as pendulum's, may not do so.
     return datetime.__sub__(instant, _EPOCH) // timedelta(milliseconds=1)
 
 

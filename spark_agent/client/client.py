@@ -259,9 +259,10 @@ class Client:
         body = {"outcome": outcome, "because": because}
         self._http.call("POST", f"{_job(job)}/runs/{run:d}/end", body)
 
-    def runs(self, job: str, *, limit: int = 20) -> RunsAnswer:
-        """Return the newest runs of a job, and their ends."""
-        return cast("RunsAnswer", self._http.call("GET", f"{_job(job)}/runs?limit={limit}")[0])
+    def runs(self, job: str, *, stage: str | None = None, limit: int = 20) -> RunsAnswer:
+        """Return the newest runs of a job, or of a stage, and their ends."""
+        query = _query({"stage": stage, "limit": limit})
+        return cast("RunsAnswer", self._http.call("GET", f"{_job(job)}/runs{query}")[0])
 
     def job_problems(self, job: str) -> JobProblemsAnswer:
         """Return every root cause of stages that stand still in a job, the worst first."""

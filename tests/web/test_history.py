@@ -236,7 +236,7 @@ def test_the_runs_of_a_stage(service: Service, open_page: Opened):
             rows = runs.locator("tbody tr")
             expect(rows).to_have_count(5)
             expect(rows.nth(0)).to_contain_text("goes on")
-            expect(rows.nth(1)).to_contain_text(f"{fenced}none: fenced")
+            expect(rows.nth(1)).to_contain_text(f"{fenced}fenced")
             expect(rows.nth(2)).to_contain_text("stoppedreason 4")
             _end(feed, run, "failed", "out of memory")
             expect(rows.first).to_contain_text("✕ failedout of memory")

@@ -173,6 +173,46 @@ AUDIT = {
         },
     ]
 }
+RUNS = {
+    "runs": [
+        {
+            "run": 12,
+            "stages": [SOURCE, "console"],
+            "holder": "checkout-driver-7f6bd9c4",
+            "program": "checkout sessions",
+            "links": {"spark": "http://checkout-driver-7f6bd9c4.checkout.svc:4040"},
+            "started_at": AT,
+            "ended_at": None,
+            "outcome": None,
+            "because": None,
+            "epoch": 1_204,
+        },
+        {
+            "run": 11,
+            "stages": [SOURCE],
+            "holder": "checkout-driver-5c9d7b11",
+            "program": None,
+            "links": {},
+            "started_at": EARLIER,
+            "ended_at": None,
+            "outcome": None,
+            "because": None,
+            "epoch": None,
+        },
+        {
+            "run": 10,
+            "stages": [SOURCE],
+            "holder": "checkout-driver-5c9d7b11",
+            "program": None,
+            "links": {},
+            "started_at": EARLIER,
+            "ended_at": AT,
+            "outcome": "failed",
+            "because": "the executors have run out of memory",
+            "epoch": 7,
+        },
+    ]
+}
 HISTORY = {
     "points": [
         {"at": NEW_YEAR, "input_watermark": None, "output_watermark": None, "status": "unknown"},
@@ -235,6 +275,17 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     },
     f"/v1/jobs/scores/stages/{SOURCE}/ranges/{SHARDS[1]['range']}/retire": RETIREMENT,
     f"/v1/jobs/scores/stages/{SOURCE}/history": HISTORY,
+    "/v1/jobs/scores/runs": RUNS,
+    **{
+        f"/v1/jobs/scores/stages/{each}/commits": {
+            "job": "scores",
+            "stage": each,
+            "generation": 3,
+            "run": 12,
+            "epoch": 1_204,
+        }
+        for each in (SOURCE, "console")
+    },
     f"/v1/jobs/scores/stages/{LAST}/eta": ETA,
     f"/v1/jobs/scores/stages/{LAST}/explain": _EXPLANATION,
     "/v1/jobs/scores/throttle": {

@@ -34,6 +34,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "ranges": ("ranges", "scores", SOURCE),
     "history": ("history", "scores", SOURCE),
     "throttle": ("throttle", "scores"),
+    "runs": ("runs", "scores"),
     "keys-list": ("keys", "list"),
     "audit": ("audit",),
     "status": ("status",),

@@ -47,7 +47,7 @@ function Sentence({ run, zone, nowMs }) {
 
 function outcome(run, current) {
   if (run.outcome === "failed") return html`<span class="status failed"><span aria-hidden="true">✕</span> failed</span>`;
-  return run.outcome ?? (run.run === current ? "goes on" : "none: fenced");
+  return run.outcome ?? (run.run === current ? "goes on" : "fenced");
 }
 
 function lasted(run, current, nowMs) {

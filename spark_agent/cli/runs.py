@@ -1,0 +1,97 @@
+"""The command that shows who executes a job's stages, since when, and how the last runs ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Final
+
+import typer
+
+from spark_agent.cli.common import (
+    DEFAULT_URL,
+    READER,
+    AsJson,
+    Form,
+    Job,
+    KeyFile,
+    ProfileName,
+    Url,
+    client_of,
+    complete_stage,
+    explained,
+    print_data,
+    print_table,
+)
+from spark_agent.cli.tables import Column
+from spark_agent.client.client import Client
+from spark_agent.client.responses import RunLine
+
+_RUNS: Final = (
+    Column("run", right=True),
+    Column("outcome"),
+    Column("started at"),
+    Column("ended at", 2),
+    Column("holder", 1, kind="name", least=10),
+    Column("stages", 3, kind="text", least=10),
+    Column("program", 5, kind="text", least=10),
+    Column("last epoch", 4, right=True),
+    Column("reason", 6, kind="text"),
+    Column("links", 7, kind="text"),
+)
+
+
+def runs(
+    job: Job,
+    stage: Annotated[
+        str | None,
+        typer.Argument(help="The stage; all if left out.", autocompletion=complete_stage),
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of runs at most.")] = 10,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
+) -> None:
+    """Show who executes a job's stages, since when, and how the last runs ended; the newest first.
+
+    Examples: `tidegauge runs scores`, `tidegauge runs scores average --limit 3 --json`
+    """
+    with explained("runs", url, READER, job=job):
+        client = client_of(url, key_file)
+        found = client.runs(job, stage=stage, limit=limit)
+        if stage is not None and not found["runs"]:
+            # Rejects an unknown stage. A removed one may have runs.
+            client.commits(job, stage)
+        if print_data(form, found):
+            return
+        current = _current(client, job, found["runs"])
+    if not found["runs"]:
+        typer.echo(f"{f'stage {stage} of ' if stage else ''}job {job} does not have a run")
+        return
+    print_table(_RUNS, [_row(each, current) for each in found["runs"]], wide=form == "wide")
+
+
+def _current(client: Client, job: str, found: Sequence[RunLine]) -> Collection[int]:
+    """Return the runs that have not ended and still have a stage, after newer runs and resets."""
+    stages = {stage for each in found if each["outcome"] is None for stage in each["stages"]}
+    present = stages.intersection(client.job(job)[0]["stages"]) if stages else ()
+    held = (client.commits(job, stage)["run"] for stage in present)
+    return {run for run in held if run is not None}
+
+
+def _row(of: RunLine, current: Collection[int]) -> Sequence[str]:
+    goes_on = "goes on" if of["run"] in current else "fenced"
+    return (
+        str(of["run"]),
+        of["outcome"] or goes_on,
+        of["started_at"] or "",
+        of["ended_at"] or "",
+        of["holder"],
+        ", ".join(of["stages"]),
+        of["program"] or "",
+        "" if of["epoch"] is None else str(of["epoch"]),
+        of["because"] or "",
+        ", ".join(f"{name} {address}" for name, address in of["links"].items()),
+    )
