@@ -5,7 +5,7 @@ from service.aggregator.background import Retention
 from service.aggregator.conditions import Condition
 from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.explain import Explanation
-from service.aggregator.feeds import Change, Changes
+from service.aggregator.feed_changes import Change, Changes
 from service.aggregator.health import JobHealth, Problem
 from service.aggregator.history import PastWatermark
 from service.aggregator.holders import HoldingRange

@@ -14,14 +14,12 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Generator,
     Mapping,
-    Sequence,
 )
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
+from service.aggregator.feed_changes import NO_DEFINITION, SILENCE, Changes, Definition, in_order
 from service.aggregator.states import StageState
 from service.aggregator.throttling import POLL_S
 from service.errors import UnavailableError, UnknownJobError
@@ -48,59 +46,6 @@ followers to come."""
 
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class Definition:
-    """Definition of a job, to which its stages belong."""
-
-    generation: int
-    layout_version: int
-
-
-NO_DEFINITION = Definition(-1, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A stage that has changed."""
-
-    state: StageState
-    cursor: str | None
-    """Position from which a stream can be resumed after this change; None: not between changes that
-    belong together."""
-
-
-class Changes:
-    """Changes that followers get at once, shared by all followers at the same position."""
-
-    __slots__ = ("_written", "changes", "stages", "throttle")
-
-    def __init__(
-        self,
-        changes: Sequence[Change],
-        throttle: ThrottleView | None = None,
-        stages: Sequence[str] | None = None,
-    ) -> None:
-        self.changes = changes
-        self.throttle = throttle
-        """Throttle advice for the shards, if it has changed."""
-        self.stages = stages
-        """All present stages, if stages were removed since the follower's position."""
-        self._written: bytes | None = None
-
-    def __bool__(self) -> bool:
-        """Return whether anything has changed."""
-        return bool(self.changes) or self.throttle is not None or self.stages is not None
-
-    def written(self, write: Callable[[Changes], bytes]) -> bytes:
-        """Return the form that `write` makes, once. All followers must use the same `write`."""
-        if self._written is None:
-            self._written = write(self)
-        return self._written
-
-
-SILENCE = Changes(())
-"""Sent after `HEARTBEAT_S` without a change."""
 
 _States = Mapping[str, StageState]
 _Read = Callable[[str], Awaitable[_States]]
@@ -250,7 +195,7 @@ class Feed:
             throttle = self.throttle if self._throttle_at > position else None
             stages = tuple(self._states) if self._removed_at > position > 0 else None
             still = {state.name for state in fresh if self._moved_at[state.name] <= position}
-            found = Changes(_in_order(fresh, self.definition, still), throttle, stages)
+            found = Changes(in_order(fresh, self.definition, still), throttle, stages)
             self._shared[position] = found
         return found
 
@@ -261,11 +206,11 @@ class Feed:
             return self.since(0)
         if Definition(int(read[1]), int(read[2])) != self.definition:
             # The follower's stages and throttle advice may have been removed.
-            everything = _in_order(tuple(self._states.values()), self.definition)
+            everything = in_order(tuple(self._states.values()), self.definition)
             return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
         revision = int(read[3])
         fresh = [state for state in self._states.values() if state.view.revision > revision]
-        return Changes(_in_order(fresh, self.definition), self.throttle)
+        return Changes(in_order(fresh, self.definition), self.throttle)
 
 
 class Feeds:
@@ -386,26 +331,6 @@ async def _happens(event: asyncio.Event) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _in_order(
-    fresh: Sequence[StageState], definition: Definition, still: Collection[str] = ()
-) -> Sequence[Change]:
-    """Put changes in order. Stages that changed in one step share a revision, and only the last of them
-    has a cursor: a client that resumed after the first would miss the others. The `still` ones, with a
-    change of health alone, come first and have no cursor.
-    """
-    if not fresh:
-        return ()
-    before = [Change(state, None) for state in fresh if state.name in still]
-    moved = [state for state in fresh if state.name not in still]
-    ordered = sorted(moved, key=lambda state: state.view.revision)
-    following = [state.view.revision for state in ordered[1:]] + [-1]
-    prefix = f"{definition.generation}-{definition.layout_version}"
-    return before + [
-        Change(state, f"{prefix}-{state.view.revision}" if state.view.revision != after else None)
-        for state, after in zip(ordered, following[: len(ordered)], strict=True)
-    ]
 
 
 def _health(of: StageState) -> Health | None:

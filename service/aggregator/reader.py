@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from service.aggregator.feeds import Changes, Feeds, watch_for
+from service.aggregator.feed_changes import Changes
+from service.aggregator.feeds import Feeds, watch_for
 from service.aggregator.health import Examiner
 from service.aggregator.soft import SoftState, SoftStates
 from service.aggregator.states import StageState

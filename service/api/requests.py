@@ -7,13 +7,13 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from service.frontier.health import Outcome
+from service.api.run_requests import EndRun, Holder, OpenRun, Retire
 from service.frontier.leases import Rank
 from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.leases import Claim
-from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, ONLY_AT_THE_END, Name
+from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, Name
 from service.model.reports import MAX_REPORTED, RangeNote
 from service.model.runs import MAX_NUMBER
 
@@ -43,22 +43,6 @@ MAX_KEY_LIFE_MS = 100 * 365 * 86_400_000
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Run = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
-Holder = Name
-_TEXT = r"^[^\x00]*$" + ONLY_AT_THE_END
-"""Text that Postgres stores: any without a NUL."""
-_LINE = r"^[^\x00-\x1F\x7F]*[^\x00-\x20\x7F\xA0][^\x00-\x1F\x7F]*$" + ONLY_AT_THE_END
-"""One line of text, with at least one printed character: it stands within explanations."""
-
-Address = Annotated[
-    str,
-    Meta(
-        max_length=2_000,
-        pattern=r"^https?://[^\s\x00]+$" + ONLY_AT_THE_END,
-        description="An HTTP URL",
-    ),
-]
-"""Only HTTP: the page makes links of these URLs, and a browser would run one of `javascript:`."""
-
 HoldName = Annotated[str, Meta(min_length=1, max_length=128)]
 Holds = Annotated[
     dict[HoldName, Time],
@@ -66,51 +50,6 @@ Holds = Annotated[
         max_length=100, description="Lower bounds that components of the range keep on its promise"
     ),
 ]
-
-
-class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """The start of a program that executes some stages."""
-
-    stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
-    holder: Holder
-    program: (
-        Annotated[str, Meta(max_length=256, pattern=_TEXT, description="Its name, for display")]
-        | None
-    ) = None
-    links: Annotated[
-        dict[Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)], Address],
-        Meta(
-            max_length=10,
-            description="Addresses of its pages, by name",
-            extra_json_schema={"examples": [{"spark": "http://driver:4040"}]},
-        ),
-    ] = field(default_factory=dict[str, str])
-
-
-class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of a run."""
-
-    outcome: Annotated[
-        Outcome,
-        Meta(
-            description="`finished`: it has done all its work; `stopped`: it was stopped; `failed`"
-        ),
-    ]
-    because: Annotated[
-        str, Meta(max_length=1_000, pattern=_TEXT, description="The program's reason")
-    ] = ""
-
-
-class Retire(Struct, frozen=True, forbid_unknown_fields=True):
-    """The retirement of a range that is gone for good."""
-
-    because: Annotated[
-        str,
-        Meta(min_length=1, max_length=500, pattern=_LINE, description="The reason, for the audit"),
-    ]
-    dry_run: Annotated[
-        bool, Meta(description="true: show the watermarks that would move, and change nothing")
-    ] = False
 
 
 class ReportClaim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.api.endpoints import Call, Endpoints, json_body
-from service.api.requests import Retire
 from service.api.responses.retirements import RetiringBody, retiring_body
+from service.api.run_requests import Retire
 from service.errors import (
     UnavailableError,
     UnknownJobError,

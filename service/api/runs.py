@@ -6,9 +6,9 @@ from service.api.descriptions import query
 from service.api.endpoints import Call, Endpoints, json_body
 from service.api.exchange import check_name, integer
 from service.api.paging import cursor_parameter, first_page
-from service.api.requests import EndRun, OpenRun
 from service.api.responses.jobs import CommitsBody
 from service.api.responses.runs import EndedBody, RunBody, RunsBody, ended_body, runs_body
+from service.api.run_requests import EndRun, OpenRun
 from service.errors import (
     InvalidRequestError,
     StaleRunError,

@@ -152,9 +152,9 @@ class AsyncClient:
         """See `Client`."""
         return await self._run(self._client.explain, job, stage, limit=limit)
 
-    async def runs(self, job: str, *, limit: int = 20) -> RunsAnswer:
+    async def runs(self, job: str, *, stage: str | None = None, limit: int = 20) -> RunsAnswer:
         """See `Client`."""
-        return await self._run(self._client.runs, job, limit=limit)
+        return await self._run(self._client.runs, job, stage=stage, limit=limit)
 
     async def end_run(self, job: str, run: int, outcome: RunOutcome, because: str = "") -> None:
         """See `Client`."""
