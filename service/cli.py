@@ -198,6 +198,9 @@ def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:
 
 def main() -> None:
     """Run the command, including the commands of other packages."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        # The shell has closed the output (`>&-`): there is not a stream to write to.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (until the end of the process)
     ours = {command.name for command in app.registered_commands}
     if not ours.intersection(sys.argv[1:2]):
         for found in entry_points(group="tidegauge.commands"):

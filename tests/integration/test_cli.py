@@ -71,6 +71,19 @@ def test_a_full_disk_is_an_error_in_a_line(tmp_path: Path, arguments: list[str])
     assert done.stderr == "tidegauge: the output cannot be written: No space left on device\n"
 
 
+def test_a_closed_output_is_not_written_to(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$0" -m service doctor >&-', sys.executable],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SECRET = "hunter2"
 
 
