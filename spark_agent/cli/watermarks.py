@@ -230,11 +230,14 @@ def eta(
     """
     with explained("eta", url, READER, job=job):
         at_ms = read_instant_ms(time, name="T")
-        found = client_of(url, key_file).eta(job, stage, f"{at_ms}ms")
-        understood = {**found, "understood": instant_text(at_ms)}
-        if not print_data(form, understood):
+        client = client_of(url, key_file)
+        found = client.eta(job, stage, f"{at_ms}ms")
+        is_impossible = not found["reached"] and found["expected_at"] is None
+        if not print_data(form, {**found, "understood": instant_text(at_ms)}):
             typer.echo(f"{stage} {eta_text(found)}: {found['because']}")
-    if not found["reached"] and found["expected_at"] is None:
+            if is_impossible:
+                typer.echo(client.explain(job, stage, limit=1)["because"])
+    if is_impossible:
         raise typer.Exit(EXIT_NO_ESTIMATE)
 
 

@@ -114,6 +114,7 @@ def test_eta_says_when_or_why_not(water: Water) -> None:
     assert later.stdout.startswith(
         "taps is not at 2026-01-01T01:00:00.000Z yet, and an estimate is not possible:"
     )
+    assert "\ntaps waits for " in later.stdout, "the cause"
     assert (reached.exit_code, later.exit_code) == (0, 7)
     assert json.loads(run(*asked, str(NEW_YEAR), "--json").stdout)["reached"] is True
 
