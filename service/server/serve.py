@@ -9,6 +9,7 @@ import logging
 import logging.config
 import os
 import socket
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
@@ -37,7 +38,8 @@ _URLS: Final = frozenset({"ledger_url", "live_url"})
 
 def serve(workers: int, **options: object) -> None:
     """Serve until stopped. Raises `ProblemError`."""
-    settings = read_settings(**options)
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = read_settings(**given)
     embedded = settings.live_url.startswith("memory:"), settings.ledger_url.startswith("sqlite")
     if workers > 1 and any(embedded):
         raise CannotStartError(
@@ -52,7 +54,7 @@ def serve(workers: int, **options: object) -> None:
         files.load()
     listeners = _listen(settings)
     if workers > 1:
-        _serve_many(settings, listeners, workers)
+        _serve_many(settings, listeners, workers, given)
     else:
         _serve_one(settings, listeners)
 
@@ -112,20 +114,22 @@ def _server(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _serve_many(settings: Settings, listeners: list[socket.socket], workers: int) -> None:
+def _serve_many(
+    settings: Settings,
+    listeners: list[socket.socket],
+    workers: int,
+    options: Collection[str],
+) -> None:
     """Serve with several processes on one port. A dead process is replaced."""
     # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
     asyncio.run(_check_not_exposed(settings))
     asyncio.run(_check_live_store(settings))
-    # The processes are spawned, and read their settings from the environment. An operator's key is there
-    # already, or in a file: as an option it would be visible to other users of the machine. A URL from a
-    # file stays in the file: it may have a password.
-    in_files = {name for name in _URLS if getattr(settings, f"{name}_file") is not None}
-    given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key", *in_files})
-    for name, value in given.items():
+    # The processes are spawned, and read the settings from the environment, `.env` and files for
+    # themselves, since these may have passwords. Only options are handed on.
+    for name, value in settings.model_dump(include=set(options)).items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
-    for name in _URLS - in_files:
+    for name in _URLS.intersection(options):
         os.environ.pop(f"TIDEGAUGE_{name.upper()}_FILE", None)
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(

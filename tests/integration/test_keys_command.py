@@ -299,21 +299,26 @@ def test_no_secret_shows_in_logs_processes_or_settings(service: Service) -> None
         assert hidden.encode() not in ledger
 
 
+@pytest.mark.parametrize("file_name", ["live-url", ".env"])
 def test_a_url_from_a_file_shows_in_no_process(
-    tmp_path: Path, postgres_server: PostgresServer, redis_server: RedisServer
+    tmp_path: Path, postgres_server: PostgresServer, redis_server: RedisServer, file_name: str
 ) -> None:
     """Each process reads the file; its URL may have a password."""
-    file = tmp_path / "live-url"
-    file.write_text(redis_server.url)
+    file = tmp_path / file_name
     # The option of the ledger comes before the file that the environment names.
-    named = {"TIDEGAUGE_LIVE_URL_FILE": str(file), "TIDEGAUGE_LEDGER_URL_FILE": "/nowhere"}
+    named = {"TIDEGAUGE_LEDGER_URL_FILE": "/nowhere"}
+    if file_name == ".env":
+        file.write_text(f"TIDEGAUGE_LIVE_URL={redis_server.url}\n")
+    else:
+        file.write_text(redis_server.url)
+        named |= {"TIDEGAUGE_LIVE_URL_FILE": str(file)}
     service = Service(tmp_path, options=("--workers", "2"), environment=named)
     service.ledger_url = postgres_server.database()
     with service:
         shown = children_environments(service.pid)
         assert len(shown) >= 2
         for environment in shown:
-            assert str(file) in environment
+            assert (str(file) in environment) == (file_name != ".env")
             assert redis_server.url not in environment
         service.stop()
 
