@@ -123,7 +123,7 @@ def test_explain_of_a_job_in_which_nobody_has_spoken(server: Service) -> None:
     assert "mobile-0: never reported" in tree
     assert "holder none" in tree
     assert "promise none yet" in tree
-    [_, group, last] = job.run("throttle").splitlines()
+    [_, group, _, last] = job.run("throttle").splitlines()
     assert group.split() == ["mobile,", "console", "no", "limit"]
     assert last == "no shard of job silent is throttled"
 
@@ -135,8 +135,9 @@ def test_throttle_says_who_is_asked_to_wait_for_whom(scores: Scores) -> None:
     assert f"group limit held by mobile, console {limit} console console-0" in shown
     # By back-pressure all shards that are an hour ahead of what sessions emits are slowed down;
     # only the one beyond the limit pauses.
-    assert f"mobile mobile-0 yes {limit} 0.1 it is at 2026-01-01T01:30:00.000Z" in shown
-    assert f"mobile mobile-1 no {limit} 0.1 sessions is more than 60000 ms behind mobile" in shown
+    assert f"mobile mobile-0 yes {limit} 0.1 mobile mobile-1 no {limit} 0.1" in shown
+    assert "mobile-0 of mobile: it is at 2026-01-01T01:30:00.000Z" in shown
+    assert "mobile-1 of mobile: sessions is more than 60000 ms behind mobile" in shown
     found = scores.json("throttle")
     assert found["groups"][0]["held_by"] == {"stage": "console", "range": "console-0"}
     [first, *_] = found["shards"]
