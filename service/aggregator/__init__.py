@@ -12,12 +12,14 @@ from service.aggregator.holders import HoldingRange
 from service.aggregator.keys import ANYONE, Keys
 from service.aggregator.overview import JobSummary, Overview
 from service.aggregator.range_summary import SLOWEST, RangeSummary, Window
+from service.aggregator.remedies import REMEDIES
 from service.aggregator.retirements import Retirement, Retiring
 from service.aggregator.states import StageState
 from service.aggregator.throttling import version_of
 
 __all__ = [
     "ANYONE",
+    "REMEDIES",
     "SLOWEST",
     "Aggregator",
     "Change",

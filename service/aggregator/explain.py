@@ -12,11 +12,12 @@ import numpy as np
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
+from service.aggregator.remedies import REMEDIES
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
-from service.frontier.columns import lowest, weights
+from service.frontier.columns import counted, lowest
 from service.frontier.durations import duration_text
 from service.frontier.explain import Reason, Step, path
 from service.frontier.graph import Pipeline, StageWatermark, Status
@@ -36,6 +37,8 @@ class Explanation:
     view: StageView
     health: Health
     because: str
+    remedy: str | None
+    """The next thing to do; None: the cause is not a problem."""
     path: Sequence[tuple[str, Step]]
     holders: Sequence[HoldingRange]
     """The ranges that hold back the last stage of the path, the longest-holding first."""
@@ -80,7 +83,9 @@ class Explainer:
         retired = await self._retirements.among(job, observed)
         if step is Step.FINAL or root not in observed:
             because = f"{stage} is final: nothing more will come" + _retired_text(retired)
-            return Explanation(stage, view.stages[stage], health, because, way, [], 0, retired)
+            return Explanation(
+                stage, view.stages[stage], health, because, None, way, [], 0, retired
+            )
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
@@ -103,14 +108,22 @@ class Explainer:
         )
         if stage == root and watermarks[stage].status is Status.IDLE:
             because = _idle(stage, holders, held.total) or because
-        cause = await self._cause(view, root, observed[root], now, holders)
+        cause, remedy = await self._cause(view, root, observed[root], now, holders)
         if cause is not None:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
         if holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
         because += _retired_text(retired)
         return Explanation(
-            stage, view.stages[stage], health, because, way, holders, held.total, retired
+            stage,
+            view.stages[stage],
+            health,
+            because,
+            remedy,
+            way,
+            holders,
+            held.total,
+            retired,
         )
 
     async def _cause(
@@ -120,15 +133,18 @@ class Explainer:
         seen: StageObservation,
         now: Instant,
         holders: Sequence[HoldingRange],
-    ) -> str | None:
-        """Return the root cause in the words of the job's problems; None: it is not a problem."""
+    ) -> tuple[str | None, str | None]:
+        """Return the root cause in the words of the job's problems, and its remedy; None: it is not a
+        problem.
+        """
         if not holders or holders[0].reason not in _HEALTH:
-            return None
+            return None, None
         if holders[0].reason is Reason.ENDED and seen.end is not None:
-            return f"its last run {ended_text(seen.end, now.wall_ms)}"
+            return f"its last run {ended_text(seen.end, now.wall_ms)}", None
         wanted = _HEALTH[holders[0].reason]
         troubles = await self._examiner.troubles(view, root, seen, now)
-        return next((each.because for each in troubles if each.health in wanted), None)
+        found = next((each for each in troubles if each.health in wanted), None)
+        return (None, None) if found is None else (found.because, REMEDIES[found.health])
 
 
 _HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
@@ -195,16 +211,14 @@ class _Held:
 
 def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
     """Find the ranges at a stage's minimum: of the ranges that it waits for, or else of all."""
-    counted = weights(seen.promises, seen.idle) if is_source else seen.promises
-    if is_source and int(counted.min()) == MAX and bool(seen.idle.any()):
-        counted = seen.promises
-    least = int(counted.min())
-    at = counted == least
+    values = counted(seen.promises, seen.idle, is_keyed=not is_source)
+    least = int(values.min())
+    at = values == least
     indices = np.flatnonzero(at)
     if len(indices) > 1:
         without: int | None = least
     else:
-        others = counted[~at]
+        others = values[~at]
         # A shard that is final and idle is final.
         counts = ~(seen.idle & (seen.promises != MAX))[~at] | (not is_source)
         without = int(others.min()) if bool(counts.any()) else None

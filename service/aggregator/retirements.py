@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.clock import Clock
 from service.consistency.publisher import Publisher
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.agreement import Agreement
-from service.frontier.columns import column_agreement
+from service.frontier.columns import column_agreement, counted
 from service.frontier.graph import StageWatermark
 from service.frontier.retirement import counted_promise
 from service.frontier.timestamps import MAX
@@ -44,6 +44,8 @@ class Retiring:
 
     view: RangeView
     moves: Sequence[Move]
+    held_by: str | None
+    """The range of the stage that is the lowest then; None: not one is left that the stage waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,12 @@ class Retirements:
         found = await self._live.range_views(job, stage, [index])
         if not found or found[0].name != range_name:
             raise _changing(stage)
-        return Retiring(found[0], _moves(view, observed, stage, index))
+        left = _without(observed[stage], index)
+        return Retiring(
+            found[0],
+            _moves(view, observed, stage, left),
+            _lowest(left, is_keyed=not view.pipeline.stages[stage].is_source),
+        )
 
     @run_to_completion
     async def retire(
@@ -172,21 +179,29 @@ def _changing(stage: str) -> UnavailableError:
 
 
 def _moves(
-    view: JobView, observed: Mapping[str, StageObservation], stage: str, index: int
+    view: JobView, observed: Mapping[str, StageObservation], stage: str, left: StageObservation
 ) -> Sequence[Move]:
     published = {name: each.watermark for name, each in view.stages.items()}
-    agreements = {name: _agreement(view, name, seen) for name, seen in observed.items()}
-    agreements[stage] = _agreement(view, stage, observed[stage], without=index)
+    seen_then = {**observed, stage: left}
+    agreements = {name: _agreement(view, name, seen) for name, seen in seen_then.items()}
     after = view.pipeline.propagate(published, agreements, (stage,))
     return [Move(name, published[name], mark) for name, mark in after.items()]
 
 
-def _agreement(
-    view: JobView, stage: str, seen: StageObservation, without: int | None = None
-) -> Agreement:
-    promises, idle = seen.promises, seen.idle
-    if without is not None:
-        promises, idle = promises.copy(), idle.copy()
-        promises[without] = counted_promise(int(promises[without]), retired=True)
-        idle[without] = False
-    return column_agreement(promises, idle, is_keyed=not view.pipeline.stages[stage].is_source)
+def _without(seen: StageObservation, index: int) -> StageObservation:
+    """Return a stage as it is once this range is retired."""
+    promises, idle = seen.promises.copy(), seen.idle.copy()
+    promises[index] = counted_promise(int(promises[index]), retired=True)
+    idle[index] = False
+    return replace(seen, promises=promises, idle=idle)
+
+
+def _lowest(seen: StageObservation, *, is_keyed: bool) -> str | None:
+    values = counted(seen.promises, seen.idle, is_keyed=is_keyed)
+    index = int(values.argmin())
+    return None if values[index] == MAX else seen.layout.name(index)
+
+
+def _agreement(view: JobView, stage: str, seen: StageObservation) -> Agreement:
+    is_keyed = not view.pipeline.stages[stage].is_source
+    return column_agreement(seen.promises, seen.idle, is_keyed=is_keyed)

@@ -63,6 +63,22 @@ def column_agreement(promises: Int64s, idle: Bools, *, is_keyed: bool) -> Agreem
     return agree(int(weights(promises, idle).min()), resting, lowest_idle)
 
 
+def counted(promises: Int64s, idle: Bools, *, is_keyed: bool) -> Int64s:
+    """Return the promises of the ranges that a stage waits for, with MAX for a range that is left out.
+
+    >>> promises = np.array([5, 9])
+    >>> counted(promises, np.array([True, False]), is_keyed=False).tolist() == [MAX, 9]
+    True
+    >>> counted(promises, np.array([True, True]), is_keyed=False).tolist()
+    [5, 9]
+    >>> counted(promises, np.array([True, False]), is_keyed=True).tolist()
+    [5, 9]
+    """
+    found = promises if is_keyed else weights(promises, idle)
+    # Idle shards are left out only while another shard is active.
+    return promises if int(found.min()) == MAX and bool(idle.any()) else found
+
+
 def lowest(values: Int64s, count: int) -> Int64s:
     """Return the indices of the least values, the least first, equal ones in their order.
 

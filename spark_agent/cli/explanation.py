@@ -22,7 +22,9 @@ def explanation_tree(found: ExplainAnswer) -> Tree:
     stands = found.get("health", "ok")
     shown = found["status"] if stands == "ok" else health_text(stands)
     root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
-    root.add(Text(found["because"]))
+    reason = root.add(Text(found["because"]))
+    if remedy := found.get("remedy"):
+        reason.add(Text(remedy))
     branch = root
     for step in found["path"]:
         branch = branch.add(

@@ -85,6 +85,8 @@ def _lines(found: RetireAnswer) -> Iterator[str]:
         yield "all watermarks stay where they are: another range, or another input, holds them"
     for move in found["moves"]:
         yield from _move_lines(move)
+    if held_by := found.get("held_by"):
+        yield f"without {found['range']}, the lowest range of {found['stage']} is {held_by}"
 
 
 def _move_lines(move: MoveAnswer) -> Iterator[str]:

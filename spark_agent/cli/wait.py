@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Final
 
 import typer
@@ -24,8 +25,10 @@ from spark_agent.cli.common import (
     explained,
     print_data,
 )
+from spark_agent.client.client import Client
 from spark_agent.client.watermark_wait import Show, WaitOutcome, WaitResult, WatermarkWait
 from spark_agent.clock import SystemClock
+from spark_agent.exceptions import AggregatorError
 from spark_agent.times import (
     INSTANT_FORMS,
     duration_ms,
@@ -88,7 +91,8 @@ def wait(
             waited = waiting.wait(
                 timeout_ms, lambda text: console.print(text, markup=False), begin=begin
             )
-    _end(job, stage, target_ms, timeout, waited, console, form)
+    cause = _cause(client, job, stage) if waited.outcome is WaitOutcome.NOT_IN_TIME else None
+    _end(job, stage, target_ms, timeout, waited, cause, console, form)
 
 
 def _updates(status: Status) -> Show:
@@ -104,6 +108,7 @@ def _end(
     target_ms: int,
     timeout: str,
     waited: WaitResult,
+    cause: str | None,
     console: Console,
     form: Format,
 ) -> None:
@@ -117,6 +122,7 @@ def _end(
         "outcome": str(waited.outcome),
         "output_watermark": output_ms,
         "waited_ms": waited.waited_ms,
+        "because": cause,
     }
     if not print_data(form, outcome) and waited.reached:
         typer.echo(f"{stage} is at {instant_text(output_ms)}")
@@ -129,6 +135,8 @@ def _end(
             f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",
             markup=False,
         )
+        if cause is not None:
+            console.print(f"tidegauge wait: {cause}", markup=False)
     elif not waited.reached:
         console.print(
             f"tidegauge wait: after {timeout}, the service does not answer; {stage} was"
@@ -137,6 +145,13 @@ def _end(
         )
     if not waited.reached:
         raise typer.Exit(EXIT_CODES[waited.outcome])
+
+
+def _cause(client: Client, job: str, stage: str) -> str | None:
+    """Return the reason of the stage's watermark; None: the service does not answer any more."""
+    with suppress(AggregatorError):
+        return client.explain(job, stage, limit=1)["because"]
+    return None
 
 
 def _where(output_ms: int | None) -> str:

@@ -223,10 +223,11 @@ def eta(
 ) -> None:
     """Estimate when a stage's output watermark reaches T, from its history.
 
-    The exit code is 7 if the history permits no estimate.
+    The exit code is 7 if the history permits no estimate. A time that begins with a minus comes after
+    `--`.
 
     Examples: `tidegauge eta scores average 2026-01-01T00:00:00Z`,
-    `tidegauge eta scores average 1767225600000 --json`
+    `tidegauge eta scores average 1767225600000 --json`, `tidegauge eta scores average -- -2h`
     """
     with explained("eta", url, READER, job=job):
         at_ms = read_instant_ms(time, name="T")

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 KEY_VARIABLE: Final = "TIDEGAUGE_KEY"
 FILE_VARIABLE: Final = "TIDEGAUGE_KEY_FILE"
 
-_SECRET: Final = re.compile(r"[\x21-\x7e]+")
+_SECRET: Final = re.compile(r"[\x21-\x7e]{1,4096}")
+"""More than a service takes, and less than the headers of a request may have."""
 
 
 class UnusableKeyError(Exception):
@@ -50,7 +51,9 @@ class FixedKey:
         # `$(cat FILE)` keeps a byte order mark and a carriage return of the file.
         secret = self._secret.lstrip("\ufeff").rstrip("\r\n")
         if _SECRET.fullmatch(secret) is None:
-            raise UnusableKeyError(f"{self._name} is not a key: it has spaces, or is empty")
+            raise UnusableKeyError(
+                f"{self._name} is not a key: it has spaces, is empty or very long"
+            )
         return secret
 
 

@@ -179,6 +179,8 @@ def _base_url(url: str) -> str:
     >>> _base_url("https://gauge.example/base/"), _base_url("http://[::1]:8000")
     ('https://gauge.example/base', 'http://[::1]:8000')
     """
+    if url.rstrip("/").endswith("/v1"):
+        raise ValueError(f"the URL {url!r} has the path of the API: leave /v1 out")
     if "@" in url:
         # Not shown, and not of any use: the service takes a key, and urllib3 leaves out a login.
         raise ValueError(

@@ -64,6 +64,7 @@ async def test_what_will_move_is_shown_before_and_then_moves(job: Api) -> None:
             "after": {"input_watermark": 40, "output_watermark": None, "status": "unknown"},
         },
     ]
+    assert shown["held_by"] == "t-1"
     assert await job.retire("taps", "t-2", BECAUSE) == shown | {"retired": True}
     assert (await standing(job))["taps"] == (None, 40, "active")
     assert (await standing(job))["counts"] == (40, None, "unknown")
@@ -79,6 +80,7 @@ async def test_its_next_report_holds_from_where_it_is(job: Api) -> None:
     await job.retire("taps", "t-2", BECAUSE)
     await job.retire("taps", "t-1", BECAUSE)
     assert await job.output("taps") == 100
+    assert (await job.retire("taps", "t-0", BECAUSE, dry_run=True))["held_by"] is None
     token = await job.token("taps", ranges=["t-1"])
     await job.report("taps", await job.token("taps", ranges=["t-0"]), {"t-0": 150})
     assert await job.output("taps") == 150, "a claim does not end it"

@@ -164,6 +164,8 @@ def test_waiting_ends_at_once_where_there_is_nothing_to_wait_for(water: Water) -
     outcome = json.loads(late.stdout)
     assert (outcome["reached"], outcome["output_watermark"]) == (False, NEW_YEAR)
     assert f"see `tidegauge explain {water.job} taps`" in late.stderr
+    assert outcome["because"].startswith("taps waits for range ")
+    assert late.stderr.splitlines()[-1] == f"tidegauge wait: {outcome['because']}"
 
 
 def test_a_wait_for_a_stage_without_a_watermark_ends_in_words(water: Water) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.aggregator import REMEDIES
 from service.frontier.graph import Pipeline, Stage, StageWatermark, Status
 from service.frontier.health import (
     SEVERITIES,
@@ -22,6 +25,7 @@ from service.frontier.ranges import KeyLayout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 
 counts = st.integers(0, 3)
+RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 vitals = st.builds(Vitals, counts, counts, counts, st.none() | st.sampled_from(Outcome))
 statuses = st.sampled_from(Status)
 TROUBLED = {*SEVERITIES, Health.WAITING}
@@ -113,3 +117,13 @@ def test_where_nobody_is_in_trouble_nobody_waits(
     pipeline, watermarks, _, lowest = world
     found = healths(pipeline, pipeline.order, watermarks, {}, lowest.get)
     assert not set(found.values()) & TROUBLED
+
+
+def test_each_root_cause_has_a_remedy_and_a_section_of_the_runbook() -> None:
+    assert REMEDIES.keys() == SEVERITIES.keys()
+    sections = {
+        line.removeprefix("## ")
+        for line in RUNBOOK.read_text("utf-8").splitlines()
+        if line.startswith("## ")
+    }
+    assert sections >= {"Run failed", "No worker", "Range never reported", "Stalled"}

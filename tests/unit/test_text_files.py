@@ -54,7 +54,9 @@ def test_a_key_is_read_from_a_variable_as_a_shell_took_it_from_a_file(
     assert admin.digest == digest_of(SECRET)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"two keys", b"\xff\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"two keys", b"\xff\xff", b"k" * 10_000]
+)
 def test_what_is_no_key_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(UnusableKeyError, match=r"cannot be used: it contains no key"):

@@ -90,6 +90,10 @@ class ExplanationBody(Struct, frozen=True):
         Instant, Meta(description="Instant of the last change of its watermarks or status")
     ]
     because: Annotated[str, Meta(description="The answer, in one sentence")]
+    remedy: Annotated[
+        str | None,
+        Meta(description="The next thing to do; null: the stage waits for what is not a problem"),
+    ]
     path: Annotated[
         list[StepBody],
         Meta(description="From the requested stage to the stage of the holders"),
@@ -122,6 +126,7 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         found.health,
         iso(found.view.updated_at_ms),
         found.because,
+        found.remedy,
         [StepBody(stage, step) for stage, step in found.path],
         [_holder_body(root, each) for each in found.holders],
         found.holders_total,

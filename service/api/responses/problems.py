@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from service.aggregator import JobHealth, Problem
+from service.aggregator import REMEDIES, JobHealth, Problem
 from service.api.responses.common import Count, Instant
 from service.frontier.health import Health, Severity
 from service.frontier.timestamps import iso
@@ -35,6 +35,7 @@ class ProblemLine(Struct, frozen=True):
     ]
     holds_back: Annotated[list[str], Meta(description="The downstream stages that wait for it")]
     because: Annotated[str, Meta(description="The problem in one sentence, with times in UTC")]
+    remedy: Annotated[str, Meta(description="The next thing to do, for the person on call")]
 
 
 class JobProblemsBody(Struct, frozen=True):
@@ -79,4 +80,5 @@ def _line(problem: Problem) -> ProblemLine:
         list(problem.examples),
         list(problem.holds_back),
         problem.because,
+        REMEDIES[problem.health],
     )

@@ -47,6 +47,10 @@ class RetiringBody(Struct, frozen=True):
         list[MoveBody],
         Meta(description="Stages below move further as their own ranges report"),
     ]
+    held_by: Annotated[
+        str | None,
+        Meta(description="The range of the stage that is the lowest then; null: none is left"),
+    ]
 
 
 def retiring_body(job: str, stage: str, found: Retiring, *, dry_run: bool) -> RetiringBody:
@@ -60,6 +64,7 @@ def retiring_body(job: str, stage: str, found: Retiring, *, dry_run: bool) -> Re
         to_wire(view.promise),
         view.holder,
         [MoveBody(m.stage, _stand(m.before), _stand(m.after)) for m in found.moves],
+        found.held_by,
     )
 
 

@@ -144,6 +144,13 @@ def test_a_url_that_is_no_service_s_is_refused(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/below/v1"])
+def test_a_url_with_the_path_of_the_api_is_refused(path: str) -> None:
+    """Requests went to /v1/v1/jobs."""
+    with pytest.raises(ValueError, match="leave /v1 out"):
+        Client(f"http://h:80{path}")
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -20,6 +20,7 @@ WATER: dict[str, Any] = {
     "retired": False,
     "promise": HOUR,
     "holder": "worker-1",
+    "held_by": "tap-1",
     "moves": [
         {
             "stage": "taps",
@@ -39,6 +40,7 @@ worker-1 holds a lease on it: its next report ends the retirement
 taps: output 2026-01-01T00:00:00.000Z -> the end of time
 taps: active -> final
 sums: input 2026-01-01T00:00:00.000Z -> the end of time
+without tap-2, the lowest range of taps is tap-1
 """
 
 
@@ -102,7 +104,17 @@ def test_a_range_whose_retirement_moves_nothing_is_named() -> None:
     assert found.stdout == (
         "tap-2 of taps has never promised\n"
         "all watermarks stay where they are: another range, or another input, holds them\n"
+        "without tap-2, the lowest range of taps is tap-1\n"
     )
+
+
+@pytest.mark.parametrize("held_by", [{"held_by": None}, {}])
+def test_a_stage_without_another_range_has_not_a_lowest_one(held_by: Any) -> None:
+    """An older service does not name it."""
+    last = {name: each for name, each in WATER.items() if name != "held_by"} | held_by
+    with Answers(Answer(body=last)) as server:
+        found = retire(server, "--dry-run")
+    assert found.stdout.splitlines() == MOVES.splitlines()[:-1]
 
 
 def test_it_prints_json() -> None:

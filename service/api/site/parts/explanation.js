@@ -72,6 +72,7 @@ export function Explanation({ why, zone, nowMs }) {
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
     <p class="because">${moments(why.because, zone)}</p>
+    ${why.remedy && html`<p class="remedy">${why.remedy}</p>`}
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
     ${why.holders.length > 0 && html`<${Fold} title=${holders}><div class="scroll"><table class="cards">

@@ -22,7 +22,9 @@ export function useProblems(job) {
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
-  const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone} />`;
+  const isFirst = (each) => problems.find((other) => other.health === each.health) === each;
+  const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone}
+    remedy=${isFirst(each) ? each.remedy : null} />`;
   const rest = problems.slice(SHOWN);
   return html`<section class="problems" aria-labelledby="problems-title">
     <h2 id="problems-title">${problems.length === 1 ? "1 problem" : `${problems.length.toLocaleString("en")} problems`}</h2>
@@ -32,14 +34,16 @@ export function Problems({ job, problems, zone }) {
   </section>`;
 }
 
-function Problem({ job, of, number, zone }) {
+/** The first of several with one cause has the remedy. */
+function Problem({ job, of, number, zone, remedy }) {
   const mark = () => showStage(of.stage);
   const unmark = () => showStage(null);
   return html`<li class=${of.severity} data-problem=${of.stage} onMouseEnter=${mark} onMouseLeave=${unmark} onFocusIn=${mark} onFocusOut=${unmark}>
     <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
-    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of)}</li>`;
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of)}
+    ${remedy && html`<small class="remedy">${remedy}</small>`}</li>`;
 }
 
 function waiting({ stage, holds_back: stages }) {

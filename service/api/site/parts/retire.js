@@ -50,7 +50,8 @@ function Effects({ found, zone }) {
   return html`${found.holder && html`<p>${found.holder} holds a lease on it: its next report ends the retirement.</p>`}
     ${lines.length ? html`<ul class="effects">${lines.map(([stage, side, before, after]) => html`<li key=${`${stage} ${side}`}>
         ${stage}: ${side} watermark from ${place(before, zone)} to ${place(after, zone)}</li>`)}</ul>`
-    : html`<p>All watermarks stay where they are: another range, or another input, holds them.</p>`}`;
+    : html`<p>All watermarks stay where they are: another range, or another input, holds them.</p>`}
+    ${found.held_by && html`<p>Without ${found.range}, the lowest range of ${found.stage} is ${found.held_by}.</p>`}`;
 }
 
 const place = (at, zone) => (at === null ? "none" : isEnd(at) ? "the end of time" : instant(at, zone));

@@ -1,0 +1,19 @@
+"""Remedies: the next thing to do about a problem, for the person on call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from service.frontier.health import Health
+
+REMEDIES: Final[Mapping[Health, str]] = {
+    Health.FAILED: "Mend the cause, and start the query again: it goes on from its checkpoint.",
+    Health.NO_WORKER: "Start the program again: its workers claim the ranges. Retire a range that is"
+    " gone for good.",
+    Health.SILENT: "Start the query, if it is not running. A shard that does not exist: take it out of"
+    " the specification, or retire it. A shard without rows yet: give its source an idle policy.",
+    Health.STALLED: "Look for a task that hangs, in Spark's page or the stack of the worker, and for a"
+    " slow system behind it.",
+}
+"""The next thing to do, by the root cause. The runbook has a section for each."""
