@@ -13,9 +13,9 @@ from service.frontier.graph import Pipeline
 from service.frontier.idleness import (
     NEVER_PAUSED,
     PauseSamples,
-    is_quiet,
     keeps_back,
     next_sample,
+    quiet_through,
     wait_for_last,
 )
 from service.frontier.leases import watched_since
@@ -153,7 +153,7 @@ def decide(
             continue
         facts = seen.facts.get(index)
         stays = index in seen.idle_by_policy and not samples.is_paused(shard)
-        quiet = is_quiet(
+        through_ms = quiet_through(
             facts,
             watched_since_ms=watched_since(int(seen.held_since_ms[index])) if fence else None,
             commits=seen.commits,
@@ -163,12 +163,15 @@ def decide(
         )
         quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:
-            follows = now.wall_ms - policy.slack_ms
+            if through_ms is None:
+                continue
+            # A batch may be reading what has arrived since.
+            follows = now.wall_ms - (now.lease_ms - through_ms) - policy.slack_ms
             # A shard that is idle by its worker's report is left out anyway.
-            if quiet and promise < follows and not seen.idle[index]:
+            if promise < follows and not seen.idle[index]:
                 decisions.append(Settled(index, fence, quiet_since_ms, False, follows))
-        elif quiet and not seen.idle[index]:
+        elif through_ms is not None and not seen.idle[index]:
             decisions.append(Settled(index, fence, quiet_since_ms, True, MIN))
-        elif not quiet and index in seen.idle_by_policy:
+        elif through_ms is None and index in seen.idle_by_policy:
             decisions.append(Settled(index, fence, quiet_since_ms, False, MIN))
     return decisions

@@ -26,6 +26,9 @@ class Commits:
     """Instant of the first commit."""
     last_ms: int
     count: int
+    before_ms: int
+    """Instant of the commit before the last; of the first, its own. The last committed batch was planned
+    after it, so records may have arrived since."""
 
 
 def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commits:
@@ -33,13 +36,13 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
 
     >>> series = next_commit(None, 10, after_ms=100)
     >>> next_commit(series, 60, after_ms=100)
-    Commits(since_ms=10, last_ms=60, count=2)
+    Commits(since_ms=10, last_ms=60, count=2, before_ms=10)
     >>> next_commit(series, 110, after_ms=100)
-    Commits(since_ms=110, last_ms=110, count=1)
+    Commits(since_ms=110, last_ms=110, count=1, before_ms=110)
     """
     if series is None or now_ms - series.last_ms >= after_ms:
-        return Commits(now_ms, now_ms, 1)
-    return Commits(series.since_ms, now_ms, series.count + 1)
+        return Commits(now_ms, now_ms, 1, now_ms)
+    return Commits(series.since_ms, now_ms, series.count + 1, series.last_ms)
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
@@ -47,11 +50,11 @@ def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) 
 
     Only the time before the last commit is proved: the batch after it may have read records.
 
-    >>> committed_throughout(Commits(since_ms=0, last_ms=100, count=2), 150, after_ms=100)
+    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 150, after_ms=100)
     True
-    >>> committed_throughout(Commits(since_ms=0, last_ms=90, count=2), 100, after_ms=100)
+    >>> committed_throughout(Commits(0, last_ms=90, count=2, before_ms=0), 100, after_ms=100)
     False
-    >>> committed_throughout(Commits(since_ms=0, last_ms=100, count=2), 200, after_ms=100)
+    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 200, after_ms=100)
     False
     """
     return (
@@ -123,7 +126,7 @@ def next_sample(
     return PauseSamples(series.since_ms, now_ms, since | dict.fromkeys(paused, MAX))
 
 
-def is_quiet(
+def quiet_through(
     facts: Facts | None,
     *,
     watched_since_ms: int | None,
@@ -131,43 +134,48 @@ def is_quiet(
     unpaused_since_ms: int,
     now_ms: int,
     after_ms: int,
-) -> bool:
-    """Return whether a shard has been quiet for `after_ms`: without backlog, not paused, and watched
-    throughout, and its last report left nothing unfinished (`Facts.is_unfinished`). `keeps_back` is
-    the rest.
+) -> int | None:
+    """Return the instant through which a shard has been quiet, on the clock of leases. None: it has not
+    been quiet for `after_ms`.
+
+    Quiet means without backlog, not paused, and watched throughout, and its last report left nothing
+    unfinished (`Facts.is_unfinished`). `keeps_back` is the rest.
 
     Watched means that its lease was current throughout (`watched_since_ms`: the begin of the leases
     without a gap whose workers polled it), or that its stage's run committed throughout (`commits`),
     without a report for the shard. Commits prove nothing about the time since the last one: a long
-    batch may be reading the shard just now.
+    batch may be reading the shard just now. The record that it reads may have arrived since the last
+    committed batch was planned, which was after the commit before the last.
 
     The worker of a paused shard keeps the lease and does not read. So the shard counts as watched only
     from `unpaused_since_ms` on (`MAX`: it is paused), regardless of lease and commits.
 
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
-    >>> is_quiet(quiet, watched_since_ms=0, **at), is_quiet(quiet, watched_since_ms=None, **at)
-    (True, False)
-    >>> is_quiet(None, watched_since_ms=0, **at), is_quiet(None, watched_since_ms=1, **at)
-    (True, False)
-    >>> is_quiet(quiet, watched_since_ms=0, **at | {"unpaused_since_ms": 1})
-    False
-    >>> at |= {"commits": Commits(since_ms=-90, last_ms=90, count=9), "watched_since_ms": None}
-    >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
-    (False, True)
-    >>> is_quiet(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
-    False
+    >>> quiet_through(quiet, watched_since_ms=0, **at)
+    100
+    >>> quiet_through(quiet, watched_since_ms=None, **at)
+    >>> quiet_through(None, watched_since_ms=0, **at)
+    100
+    >>> quiet_through(None, watched_since_ms=1, **at)
+    >>> quiet_through(quiet, watched_since_ms=0, **at | {"unpaused_since_ms": 1})
+    >>> at |= {"commits": Commits(-90, last_ms=90, count=9, before_ms=70), "watched_since_ms": None}
+    >>> quiet_through(quiet, **at)
+    >>> quiet_through(quiet, **at | {"after_ms": 90})
+    70
+    >>> quiet_through(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
     """
     if facts is not None and facts.is_unfinished:
-        return False
+        return None
     since_ms = MIN if facts is None else facts.quiet_since_ms
     if watched_since_ms is not None and watched_since_ms <= now_ms - after_ms:
-        proved_until_ms = now_ms
+        proved_until_ms = through_ms = now_ms
     elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
-        proved_until_ms = commits.last_ms
+        proved_until_ms, through_ms = commits.last_ms, commits.before_ms
     else:
-        return False
-    return max(since_ms, unpaused_since_ms) <= proved_until_ms - after_ms
+        return None
+    is_long_enough = max(since_ms, unpaused_since_ms) <= proved_until_ms - after_ms
+    return through_ms if is_long_enough else None
 
 
 def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:

@@ -205,6 +205,7 @@ class Queries:
             },
             waits=waits,
             read=read,
+            resumed_after=resumption.beginning.next_batch - 1,
             clock=self._clock,
         )
         is_throttled = bool(query.stages.sources) and self._job.is_throttled

@@ -31,6 +31,8 @@ class DriverReporter:
     run: int
     epoch: int
     """The last epoch that was committed; -1: none."""
+    resumed_after: int = -1
+    """The last batch that Spark had committed when the query started; -1: none."""
     has_ended: bool = False
     """True once the query has ended: a batch that it leaves uncommitted was interrupted."""
 
@@ -68,8 +70,16 @@ class DriverReporter:
 
     @property
     def _rank(self) -> Rank:
-        outranked = self.epoch + 1 if self.has_ended else max(self.epoch, 0)
+        done = max(self.epoch, self.resumed_after)
+        outranked = done + 1 if self.has_ended else max(done, 0)
         return Rank(self.run, outranked, DRIVER_ATTEMPT)
+
+    @property
+    def may_hold(self) -> bool:
+        """True if its claims leave the tasks of the next batch theirs. Before the first batch of a new
+        checkpoint is committed, they would outrank that batch's own tasks.
+        """
+        return max(self.epoch, self.resumed_after) >= 0
 
     def report_shards(
         self,

@@ -143,7 +143,7 @@ class QuietWatch:
         """
         now_ms = self._clock.steady_ms()
         if not polls or not self._finds_nothing(now_ms):
-            self._end(reporter, keeps=committed.epoch >= 0 and not drained)
+            self._end(reporter, keeps=reporter.may_hold and not drained)
             return
         self._unwatched.drop()
         if self._watch_again_ms is None or now_ms >= self._watch_again_ms:

@@ -22,7 +22,8 @@ class LeaseKeeper:
     """Keeps the leases that a query's tasks leave to the driver, so that its stages have a worker.
 
     A query without new data, or one that waits for its next trigger or its throttle, runs no task for
-    longer than a lease lasts. The next batch's tasks outrank the driver's claim. Before the first batch
+    longer than a lease lasts. A query that continues from its checkpoint may take long for its first
+    batch. The next batch's tasks outrank the driver's claim. Before the first batch of a new checkpoint
     is committed, the driver does not claim: it would outrank that batch's own tasks.
 
     Tasks hold their ranges from their report on. In a batch that runs for long, the driver reports
@@ -63,15 +64,15 @@ class LeaseKeeper:
         the next batch waits, and is not planned.
         """
         now_ms = self._clock.steady_ms()
-        if self._epoch is None:
-            self._due_ms = now_ms + self._interval_ms
         if committed.epoch != self._epoch:
             self._epoch = committed.epoch
             self._work_due_ms = now_ms + self._between_works_ms(committed)
             self._end_work(reporter)
         if now_ms < self._due_ms:
             return
-        has_work = now_ms >= self._work_due_ms and not waits and self._is_in_batch()
+        has_committed = committed.epoch >= 0
+        is_due = has_committed and now_ms >= self._work_due_ms
+        has_work = is_due and not waits and self._is_in_batch()
         if has_work:
             self._work_due_ms = now_ms + self._between_works_ms(committed)
         pause_ms = self._interval_ms

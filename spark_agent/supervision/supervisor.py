@@ -105,13 +105,17 @@ class Supervisor:
         notes: Notes,
         waits: BatchWaits,
         read: ReadThrough,
+        resumed_after: int,
         clock: Clock,
     ) -> None:
-        """`in_flight` is of the sources that have percentile watermarks."""
+        """`in_flight` is of the sources that have percentile watermarks. `resumed_after`: the last batch
+        that Spark had committed before; -1: none.
+        """
         self.query = query
         self.running = running
         self._client = client
         self._run = run
+        self._resumed_after = resumed_after
         self._open_run = open_run
         self._waits = waits
         self._clock = clock
@@ -457,7 +461,7 @@ class Supervisor:
             polls=self._waits.because is None and self._inbox.empty(),
             drained=self._finalisation.is_drained,
         )
-        if committed.epoch >= 0 and not self._finalisation.is_drained:
+        if reporter.may_hold and not self._finalisation.is_drained:
             self._leases.keep(
                 reporter,
                 committed,
@@ -488,6 +492,7 @@ class Supervisor:
             ttl_ms=self.query.timing.ttl_ms,
             run=run,
             epoch=self._commits.committed.epoch,
+            resumed_after=self._resumed_after,
             # Read once more: a query that does not stop in time still runs its tasks.
             has_ended=self._shutdown_deadline_ms is not None and self.running.has_ended,
         )

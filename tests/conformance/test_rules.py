@@ -516,7 +516,7 @@ def next_commit(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     if case["series"] is None:
         commits = [case["now_ms"]]
     else:
-        first, last, count = case["series"]
+        first, last, count, _ = case["series"]
         commits = [first] * (count - 1) + [last, case["now_ms"]]
     shift = start - commits[0]
     for epoch, at in enumerate(commits, 1):
@@ -524,7 +524,9 @@ def next_commit(worker: Worker, case: Case, advance: Advance) -> list[Any]:
         worker.commit(epoch, s=None)
     series = worker.observe("s").commits
     assert series is not None
-    return [series.since_ms - shift, series.last_ms - shift, series.count]
+    instants = series.since_ms, series.last_ms, series.before_ms
+    since_ms, last_ms, before_ms = (each - shift for each in instants)
+    return [since_ms, last_ms, series.count, before_ms]
 
 
 def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:

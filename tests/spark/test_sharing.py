@@ -321,6 +321,41 @@ class TestQuietShards:
             until(lambda: after(0) and flow.output_of(SOURCE) == START_MS + 95_000, "its end")
         assert seen == {"ok"}
 
+    @pytest.mark.parametrize("has_policy", [False, True])
+    def test_shards_have_a_worker_in_the_first_batch_after_a_restart(
+        self, flow: Flow, tmp_path: Path, has_policy: bool
+    ) -> None:
+        """However long it takes: after a stop, there is much to read."""
+        gate = tmp_path / "gate"
+        gate.touch()
+
+        def wait(_rows: Any) -> None:
+            until(gate.exists, "the gate")
+
+        def pipeline() -> Pipeline:
+            if has_policy:
+                return pipeline_with_policy(flow, after_ms=60_000, lease_ttl="2 s")
+            return flow.pipeline(lease_ttl="2 s")
+
+        def healths() -> set[str | None]:
+            return {flow.client.show(JOB, stage).get("health") for stage in (SOURCE, COUNTS)}
+
+        each_task(flow, wait)
+        flow.write(steady(range(30)))
+        with pipeline() as before:
+            flow.start(before, flow.counts(before))
+            until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "windows are closed")
+        gate.unlink()
+        flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+        with pipeline() as after:
+            flow.start(after, flow.counts(after))
+            until(lambda: healths() == {"ok"}, "the driver has claimed")
+            end, seen = time.monotonic() + 5, set[str | None]()
+            until(lambda: seen.update(healths()) or time.monotonic() > end, "longer than a lease")
+            gate.touch()
+            until(lambda: flow.output_of(SOURCE) == START_MS + 55_000, "its end")
+        assert seen == {"ok"}
+
     @pytest.mark.slow
     def test_a_shard_that_is_left_for_a_later_batch_is_not_quiet(self, flow: Flow) -> None:
         """One file at a time, those of the left sensor first: the right one is not idle meanwhile."""

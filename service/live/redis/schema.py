@@ -307,8 +307,10 @@ def read_commits(packed: bytes) -> Commits | None:
     """Read the series of a stage's commits; None: there is none."""
     if not packed:
         return None
-    since, last, count = _COMMITS.unpack(packed)
-    return Commits(int(since), int(last), int(count))
+    since, last, count = _COMMITS.unpack_from(packed)
+    # An earlier version of the service has written the first three alone.
+    before = _DOUBLE.unpack_from(packed, _COMMITS.size)[0] if len(packed) > _COMMITS.size else since
+    return Commits(int(since), int(last), int(count), int(before))
 
 
 def tree_over(weights: Floats) -> bytes:

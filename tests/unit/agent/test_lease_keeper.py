@@ -89,7 +89,7 @@ def case() -> Case:
 
 def test_a_long_batch_is_reported_again_and_again(case: Case) -> None:
     committed = Committed(3, {"k": PROGRESS})
-    assert case.after(0, committed) == []
+    assert case.after(0, committed) == CLAIMS
     assert case.after(THIRD_MS - 1, committed) == []
     assert case.after(1, committed) == ALL_WORK
     assert case.after(THIRD_MS - 1, committed) == []
@@ -104,10 +104,18 @@ def test_reports_are_as_far_apart_as_the_batch_before_was_long(case: Case) -> No
         assert case.after(THIRD_MS, committed) == ALL_WORK
 
 
+def test_before_the_first_commit_of_a_start_the_leases_are_kept_without_work(case: Case) -> None:
+    for _ in range(3):
+        assert case.after(THIRD_MS, Committed()) == CLAIMS
+    committed = Committed(3, {"k": PROGRESS})
+    assert case.after(THIRD_MS, committed) == CLAIMS
+    assert case.after(THIRD_MS, committed) == ALL_WORK
+
+
 def test_what_a_task_holds_is_claimed_as_soon_as_its_lease_expires(case: Case) -> None:
-    case.reporter.held, case.reporter.free_in_ms = {"a", "k"}, 600
     committed = Committed(3, {"k": PROGRESS})
     case.after(0, committed)
+    case.reporter.held, case.reporter.free_in_ms = {"a", "k"}, 600
     assert case.after(THIRD_MS, committed) == [("s", "claim"), ("s", {"b": WORK}), ("k", "claim")]
     case.reporter.held.clear()
     assert case.after(599, committed) == []

@@ -36,6 +36,7 @@ def test_a_start_that_fails_opens_no_run_however_late_the_service_returns() -> N
         notes=NoNotes(),
         waits=BatchWaits(query),
         read=ReadThrough(query, 0),
+        resumed_after=-1,
         clock=clock,
     )
     supervisor.start()

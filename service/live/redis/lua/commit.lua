@@ -77,7 +77,7 @@ for k, st in ipairs(stages) do
       local raw = call('HGET', st.keys.marks, COMMITS)
       local series = raw and {struct.unpack('<ddd', raw)}
       series = next_commit(series, NOW, idle_after[k])
-      call('HSET', st.keys.marks, COMMITS, struct.pack('<ddd', series[1], series[2], series[3]))
+      call('HSET', st.keys.marks, COMMITS, struct.pack('<dddd', unpack(series)))
     end
   end
   if call('HGET', st.keys.state, 'recorded') ~= epoch then unrecorded[#unrecorded + 1] = k end

@@ -112,10 +112,10 @@ end
 
 -- ---- idleness
 
--- A series of commits is {since, last, count}.
+-- A series of commits is {since, last, count, before the last}.
 local function next_commit(series, now, after)
-  if not series or now - series[2] >= after then return {now, now, 1} end
-  return {series[1], now, series[3] + 1}
+  if not series or now - series[2] >= after then return {now, now, 1, now} end
+  return {series[1], now, series[3] + 1, series[2]}
 end
 
 local function stays_idle(was_idle_by_policy, reported_nothing)
