@@ -72,8 +72,8 @@ class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             Meta(
                 ge=0,
                 le=MAX_POLICY_MS,
-                description="With `follow_clock`, and only then: the largest lateness of a record when it"
-                " is reported",
+                description="With `follow_clock`, and only then: the largest lateness of a record when"
+                " it is reported",
             ),
         ]
         | None
