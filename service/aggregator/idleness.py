@@ -88,7 +88,7 @@ class IdlePolicies:
 
         A report with records between this check and `settle` makes the decision void.
         """
-        passing = [each.index for each in decisions if each.idle or each.promise != MIN]
+        passing = [each.index for each in decisions if each.lets_pass]
         if not passing:
             return decisions
         views = await self._live.range_views(job, stage, passing)

@@ -9,6 +9,7 @@ from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
 from service.frontier.idleness import Commits
 from service.frontier.ranges import Layout
+from service.frontier.timestamps import MIN
 from service.model.jobs import Census
 from service.model.reports import CommittedHolds
 from service.model.runs import RunEnd
@@ -90,3 +91,10 @@ class Settled:
     idle: bool
     promise: int
     """`MIN`: unchanged."""
+
+    @property
+    def lets_pass(self) -> bool:
+        """True if the watermark may pass the range by it. Such a decision does not count for a range that
+        has left something unfinished since the observation.
+        """
+        return self.idle or self.promise != MIN

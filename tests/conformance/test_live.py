@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -1116,6 +1117,43 @@ def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worke
     stranger = Settled(0, 12_345, seen.facts[0].quiet_since_ms, True, MIN)
     worker.run(worker.live.settle("j", "s", [stranger]))
     assert not worker.observe().idle[0], "it is under another lease"
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    [{"keeps_back": True}, {"oldest_work_ms": 5}, {"pending": b"rows"}],
+    ids=["hold", "oldest work", "pending"],
+)
+@pytest.mark.parametrize("decided", [(True, MIN), (False, 90)], ids=["idle", "promise"])
+def test_the_watermark_does_not_pass_what_a_quiet_range_has_left_unfinished_since_the_observation(
+    worker: Worker, unfinished: dict[str, Any], decided: tuple[bool, int]
+) -> None:
+    token = worker.claim(["a"]).token
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=0)})
+    seen = worker.observe()
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=0, **unfinished)})
+    decision = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, *decided)
+    worker.run(worker.live.settle("j", "s", [decision]))
+    after = worker.observe()
+    assert (after.idle[0], after.promises[0]) == (False, 5)
+    assert after.facts[0].quiet_since_ms == seen.facts[0].quiet_since_ms
+
+
+def test_a_range_that_is_reported_idle_is_so_by_its_workers_word(worker: Worker) -> None:
+    """Also if it was idle by policy: its next report ends the idleness."""
+    token = worker.claim(["a"]).token
+    quiet = {"a": ReportedFacts(records=0)}
+    for word_facts in (quiet, None):
+        worker.report(token, {"a": 5}, facts=quiet)
+        seen = worker.observe()
+        decision = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
+        worker.run(worker.live.settle("j", "s", [decision]))
+        assert worker.observe().idle_by_policy == {0}
+        worker.report(token, {"a": 5}, idle={"a"}, facts=word_facts)
+        seen = worker.observe()
+        assert (bool(seen.idle[0]), seen.idle_by_policy) == (True, set())
+        worker.report(token, {"a": 5}, facts=quiet)
+        assert not worker.observe().idle[0]
 
 
 def test_a_lease_that_nobody_has_ended_yet_leaves_a_gap(

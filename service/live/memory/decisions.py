@@ -21,6 +21,7 @@ def settle(job: LiveJob, stage: str, decisions: Sequence[Settled], wall_ms: int)
             or index in table.retired
             or table.owned_by(index) != each.fence
             or (None if facts is None else facts.quiet_since_ms) != each.quiet_since_ms
+            or (each.lets_pass and facts is not None and facts.is_unfinished)
         ):
             continue
         table.apply([index], [each.promise], [each.idle], wall_ms=wall_ms)

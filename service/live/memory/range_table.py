@@ -356,8 +356,15 @@ class RangeTable:
         idle: Sequence[bool] | None,
         facts: Sequence[ReportedFacts | None] | None,
     ) -> Sequence[bool] | None:
-        """Return which of the reported ranges are idle: also those that remain so by policy."""
-        if not self.idle_by_policy or facts is None:
+        """Return which of the reported ranges are idle: also those that remain so by policy. A range that is
+        reported idle is so by its worker's word from now on.
+        """
+        if not self.idle_by_policy:
+            return idle
+        if idle is not None:
+            words = zip(as_list(indices), idle, strict=False)
+            self.idle_by_policy.difference_update(index for index, is_idle in words if is_idle)
+        if facts is None:
             return idle
         return [
             is_idle

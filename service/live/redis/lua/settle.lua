@@ -12,7 +12,8 @@ for _, decision in ipairs(cmsgpack.unpack(ARGV[3])) do
     and read_quiet_since(st, index) == quiet_since
     and (fence == 0 or (lease and not lease.reason))
     and not is_retired(st, index)
-  if same then
+  local lets_pass = idle or promise > MIN
+  if same and not (lets_pass and leaves_unfinished(st, index)) then
     note_change()
     local block = math.floor(index / BLOCK)
     apply(st, block, 1, {index - BLOCK * block + 1}, {promise}, {idle and POLICY or false}, {})

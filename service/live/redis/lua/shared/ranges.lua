@@ -277,6 +277,14 @@ local function read_quiet_since(st, index)
   return raw and select(5, struct.unpack(FACTS, raw)) or -1
 end
 
+-- Whether the last report of a range has left something unfinished.
+local function leaves_unfinished(st, index)
+  local raw = call('HGET', st.keys.facts, index)
+  if not raw then return false end
+  local facts = read_facts(raw)
+  return is_unfinished(facts[7], facts[4], facts[3], facts[6])
+end
+
 -- Notes that records have come, in a report that waits for its commit: the range is not quiet.
 local function note_activity(st, index, reported)
   local _, records, _, backlog = struct.unpack(REPORTED_FACTS, reported)
