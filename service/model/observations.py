@@ -94,7 +94,7 @@ class Settled:
 
     @property
     def lets_pass(self) -> bool:
-        """True if the watermark may pass the range by it. Such a decision does not count for a range that
-        has left something unfinished since the observation.
+        """True if the watermark may pass the range by it. Such a decision does not count for a range
+        that has left something unfinished since the observation.
         """
         return self.idle or self.promise != MIN

@@ -356,8 +356,9 @@ class RangeTable:
         idle: Sequence[bool] | None,
         facts: Sequence[ReportedFacts | None] | None,
     ) -> Sequence[bool] | None:
-        """Return which of the reported ranges are idle: also those that remain so by policy. A range that is
-        reported idle is so by its worker's word from now on.
+        """Return which of the reported ranges are idle: also those that remain so by policy.
+
+        A range that is reported idle is so by its worker's word from now on.
         """
         if not self.idle_by_policy:
             return idle
