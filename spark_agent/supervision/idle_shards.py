@@ -68,6 +68,11 @@ class QuietWatch:
         self._watch_again_ms: int | None = None
         self._report_again_ms: int | None = None
 
+    @property
+    def due_ms(self) -> int | None:
+        """The instant at which unwatched leases are due, on the steady clock; None: there are none."""
+        return self._unwatched.due_ms
+
     def report_backlogs(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
         """Report that shards without rows in a batch may have some that it has not read.
 

@@ -55,6 +55,11 @@ class LeaseKeeper:
         self._with_work: dict[str, set[str]] = {}
         """By source: shards that are reported to have work."""
 
+    @property
+    def due_ms(self) -> int:
+        """The instant of the next claims, on the steady clock."""
+        return self._due_ms
+
     def keep(
         self, reporter: DriverReporter, committed: Committed, *, oldest_ms: int, waits: bool
     ) -> None:

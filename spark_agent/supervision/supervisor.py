@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, Protocol
@@ -84,6 +84,21 @@ class Signal(Enum):
     """The query has terminated."""
     STOP = auto()
     """The pipeline is being stopped."""
+
+
+def _pause_ms(due_ms: Iterable[int | None], began_ms: int, now_ms: int) -> int:
+    """Return the pause after a step: a tick, or less if leases are due before. A shard whose task's
+    lease has expired would be without a worker meanwhile.
+
+    Leases that were due at the begin of the step are not kept at present.
+
+    >>> _pause_ms((None, 900), began_ms=100, now_ms=110), _pause_ms((150, 900), 100, 110)
+    (200, 40)
+    >>> _pause_ms((105, None), 100, 110), _pause_ms((100, 50), 100, 110)
+    (1, 200)
+    """
+    pauses_ms = (max(each - now_ms, 1) for each in due_ms if each is not None and each > began_ms)
+    return min([_TICK_MS, *pauses_ms])
 
 
 class Supervisor:
@@ -295,6 +310,7 @@ class Supervisor:
         pause_ms = _TICK_MS
         while not self._finished():
             self._receive(pause_ms)
+            began_ms = self._clock.steady_ms()
             try:
                 self._step()
             except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError):
@@ -316,7 +332,8 @@ class Supervisor:
                 )
                 self._settled_epoch = self._commits.committed.epoch
                 self._notify_step(failing=False)
-                pause_ms = _TICK_MS
+                due_ms = (self._leases.due_ms, self._quiet.due_ms)
+                pause_ms = _pause_ms(due_ms, began_ms, self._clock.steady_ms())
 
     def _end_run(self) -> None:
         if self._run is not None:

@@ -41,6 +41,11 @@ class UnwatchedLeases:
         self._due_ms: int | None = None
         self._leases: dict[str, Sequence[Lease]] = {}
 
+    @property
+    def due_ms(self) -> int | None:
+        """The instant of the next claims, on the steady clock; None: there are no leases."""
+        return self._due_ms
+
     def keep(self, reporter: DriverReporter) -> None:
         """Renew the leases, and claim what is not under one, as often as needed; at first at once."""
         now_ms = self._clock.steady_ms()

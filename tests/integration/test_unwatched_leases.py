@@ -78,6 +78,8 @@ def test_a_task_keeps_its_shard_until_its_lease_expires(case: Case) -> None:
     case.keep()
     assert case.holders()["a"][0] == "task"
     assert case.holders()["b"] == before["b"]
+    assert case.leases.due_ms is not None
+    assert case.leases.due_ms <= case.clock.steady_ms() + 1_000, "when the task's lease expires"
     wait_until(lambda: case.holders()["a"][0] is None, "the task's lease expires")
     case.clock.pause(1_000)
     case.keep()

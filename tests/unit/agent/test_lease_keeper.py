@@ -117,6 +117,7 @@ def test_what_a_task_holds_is_claimed_as_soon_as_its_lease_expires(case: Case) -
     case.after(0, committed)
     case.reporter.held, case.reporter.free_in_ms = {"a", "k"}, 600
     assert case.after(THIRD_MS, committed) == [("s", "claim"), ("s", {"b": WORK}), ("k", "claim")]
+    assert case.keeper.due_ms == case.clock.steady_ms() + 600
     case.reporter.held.clear()
     assert case.after(599, committed) == []
     assert case.after(1, committed) == CLAIMS
