@@ -1139,6 +1139,22 @@ def test_the_watermark_does_not_pass_what_a_quiet_range_has_left_unfinished_sinc
     assert after.facts[0].quiet_since_ms == seen.facts[0].quiet_since_ms
 
 
+def test_the_commits_of_a_run_that_has_ended_prove_nothing(worker: Worker) -> None:
+    stages = {**pipeline().stages}
+    stages["s"] = replace(stages["s"], policy=StagePolicy(idle=IdlePolicy(60_000)))
+    worker.run(worker.live.begin(installed(Pipeline(stages), incarnation=2)))
+    worker.run(worker.live.open_run("j", ["s"], 3))
+    for epoch in (1, 2):
+        worker.commit(epoch, run=3, s=None)
+    commits = worker.observe().commits
+    assert commits is not None
+    assert commits.count == 2
+    worker.run(worker.live.end_run("j", ["s"], RunEnd(2, Outcome.STOPPED, 10)))
+    assert worker.observe().commits == commits, "another run has ended"
+    worker.run(worker.live.end_run("j", ["s"], RunEnd(3, Outcome.STOPPED, 10)))
+    assert worker.observe().commits is None
+
+
 def test_a_range_that_is_reported_idle_is_so_by_its_workers_word(worker: Worker) -> None:
     """Also if it was idle by policy: its next report ends the idleness."""
     token = worker.claim(["a"]).token

@@ -197,6 +197,8 @@ def end_run(job: LiveJob, stage: str, ended: RunEnd, now_ms: int) -> None:
     if not is_of_run(ended.run, state.run):
         return
     state.end = ended
+    # Its commits no longer prove that it finds nothing.
+    state.commits = None
     for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
         if is_of_run(lease.rank.run, ended.run):
             end(job, lease, "released", now_ms)

@@ -29,6 +29,8 @@ local function end_run(st, run, ended)
   if not is_of_run(run, st.run) then return end
   note_change()
   call('HSET', LEASES, 'e' .. st.name, run .. ' ' .. ended)
+  -- Its commits no longer prove that it finds nothing.
+  call('HDEL', st.keys.marks, COMMITS)
   for _, fence in ipairs(fences()) do
     local lease = lease_at(tonumber(fence))
     if lease and lease.stage == st.name and is_of_run(text(lease.run), run) then
