@@ -102,8 +102,8 @@ class QuietWatch:
     ) -> None:
         if reports:
             self._reported_backlogs.add(stage)
-            ttl_ms = WATCH_MS if stage in self._stages.watched else None
-            reporter.report_shards(stage, reports, ttl_ms=ttl_ms)
+            # The next batch may be running: its query does not poll these shards.
+            reporter.report_shards(stage, reports, watched=stage not in self._stages.watched)
 
     def _may_have_more(self, stage: str, batch: CommittedBatch) -> dict[str, RangeReport]:
         """Return reports of the shards of which a batch may have left rows unread."""

@@ -11,7 +11,7 @@ from spark_agent.clock import Clock
 from spark_agent.executor.in_flight import StageInFlight
 from spark_agent.executor.tally import Tally
 from spark_agent.strategies import EARLIEST_MS
-from spark_agent.supervision.driver_reporter import WATCH_MS, DriverReporter
+from spark_agent.supervision.driver_reporter import DriverReporter
 
 _REPEAT_MS: Final = 20_000
 """Interval at which rows in flight are reported again. They are soft state of the service."""
@@ -66,7 +66,6 @@ class InFlightReports:
         for stage, in_flight in self._stages.items():
             if is_due:
                 in_flight.repeat()
-            ttl_ms = WATCH_MS if stage in self._watched else None
             unreported = in_flight.unreported(_SKETCHES_PER_REPORT)
             in_flight.mark_reported(unreported.keys() - set(not_final[stage]))
             # Without rows: those were reported by the tasks.
@@ -75,4 +74,6 @@ class InFlightReports:
                 for shard, each in unreported.items()
                 if shard in not_final[stage]
             }
-            in_flight.mark_reported(reporter.report_shards(stage, reports, ttl_ms=ttl_ms))
+            # The next batch may be running: its query does not poll these shards.
+            watched = stage not in self._watched
+            in_flight.mark_reported(reporter.report_shards(stage, reports, watched=watched))

@@ -286,10 +286,14 @@ class TestQuietShards:
             gate.touch()
             until(lambda: idle(flow) == set(SHARDS), "nothing is left to read")
 
+    @pytest.mark.parametrize("lease_ttl", ["2 s", "30 s"])
     def test_shards_have_a_worker_in_each_batch_and_between(
-        self, flow: Flow, tmp_path: Path
+        self, flow: Flow, tmp_path: Path, lease_ttl: str
     ) -> None:
-        """While batches follow each other, while one takes longer than a lease, and while none runs."""
+        """While batches follow each other, while one takes longer than a lease, and while none runs.
+
+        Long leases are renewed seldom, and nothing may replace them by shorter ones meanwhile.
+        """
         gate = tmp_path / "gate"
         gate.touch()
 
@@ -304,7 +308,7 @@ class TestQuietShards:
             seen.add(flow.client.show(JOB, SOURCE).get("health"))
             return time.monotonic() > begin + seconds
 
-        with pipeline_with_policy(flow, after_ms=60_000, lease_ttl="2 s") as pipeline:
+        with pipeline_with_policy(flow, after_ms=60_000, lease_ttl=lease_ttl) as pipeline:
             query = flow.start(pipeline, flow.counts(pipeline))
             until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "windows are closed")
             begin, before = time.monotonic(), batches(query)
