@@ -60,10 +60,12 @@ class Reporter:
     """Takes every report."""
 
     taken: list[set[str]] = field(default_factory=list[set[str]])
+    watched: bool | None = None
 
     def report_shards(
-        self, stage: str, reports: Mapping[str, RangeReport], *, ttl_ms: int | None = None
+        self, stage: str, reports: Mapping[str, RangeReport], *, watched: bool
     ) -> list[str]:
+        self.watched = watched
         self.taken.append(set(reports))
         return list(reports)
 
@@ -79,3 +81,13 @@ def test_rows_in_flight_of_a_final_shard_are_not_reported() -> None:
         reports.report(cast("DriverReporter", reporter), {"s": not_final})
     assert reporter.taken == [{"a", "b"}, {"b"}]
     assert in_flight.unreported(10) == {}
+    assert reporter.watched
+
+
+def test_rows_in_flight_of_a_source_with_an_idle_policy_prove_nothing() -> None:
+    in_flight, reporter = StageInFlight(), Reporter()
+    in_flight.add("a", sketch_of([5]).serialize(), 0)
+    InFlightReports({"s": in_flight}, ["s"], FakeClock()).report(
+        cast("DriverReporter", reporter), {"s": {"a"}}
+    )
+    assert (reporter.taken, reporter.watched) == ([{"a"}], False)
