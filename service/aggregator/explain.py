@@ -108,10 +108,10 @@ class Explainer:
         )
         if stage == root and watermarks[stage].status is Status.IDLE:
             because = _idle(stage, holders, held.total) or because
-        cause, remedy = await self._cause(view, root, observed[root], now, holders)
+        cause, remedy = await self._cause(view, root, observed[root], now, holders, held.least)
         if cause is not None:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
-        if holders and holders[0].reason is Reason.BEHIND:
+        elif holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
         because += _retired_text(retired)
         return Explanation(
@@ -133,27 +133,34 @@ class Explainer:
         seen: StageObservation,
         now: Instant,
         holders: Sequence[HoldingRange],
+        least: int,
     ) -> tuple[str | None, str | None]:
         """Return the root cause in the words of the job's problems, and its remedy; None: it is not a
         problem.
+
+        A range with a problem may stand at the stage's minimum together with sound ones. The sound ones
+        are listed first if they have held the stage for longer, and the problem is the root cause.
         """
-        if not holders or holders[0].reason not in _HEALTH:
-            return None, None
-        if holders[0].reason is Reason.ENDED and seen.end is not None:
+        first = holders[0].reason if holders else None
+        if first is Reason.ENDED and seen.end is not None:
             return f"its last run {ended_text(seen.end, now.wall_ms)}", None
-        wanted = _HEALTH[holders[0].reason]
+        wanted = _WANTED.get(first, _UNATTENDED) if first else ()
         troubles = await self._examiner.troubles(view, root, seen, now)
-        found = next((each for each in troubles if each.health in wanted), None)
+        found = next(
+            (each for each in troubles if each.health in wanted and each.lowest <= least), None
+        )
         return (None, None) if found is None else (found.because, REMEDIES[found.health])
 
 
-_HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
-    Reason.NEVER_REPORTED: (Health.SILENT, Health.FAILED, Health.NO_WORKER),
-    Reason.ENDED: (Health.ENDED,),
-    Reason.LEASE_EXPIRED: (Health.NO_WORKER, Health.FAILED),
-    Reason.STALLED: (Health.STALLED,),
+_UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)
+_WANTED: Final[Mapping[Reason, tuple[Health, ...]]] = {
+    Reason.NEVER_REPORTED: (Health.SILENT, *_UNATTENDED),
+    Reason.IDLE: (),
+    Reason.STALLED: (Health.STALLED, *_UNATTENDED),
 }
-"""The reasons that are problems: all ranges with the same reason are counted, not only the first."""
+"""Problems that explain a stage, by the reason of its first range: all ranges with the same problem are
+counted, not only the first.
+"""
 
 
 def _retired_text(retired: Sequence[Retirement]) -> str:
@@ -205,6 +212,7 @@ class _Held:
     chosen: Sequence[int]
     """Some of the ranges, by their index, the longest-holding first."""
     total: int
+    least: int
     without: int | None
     """Promise of the other ranges, if one of these is left out; None: none, or without others."""
 
@@ -223,7 +231,9 @@ def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
         counts = ~(seen.idle & (seen.promises != MAX))[~at] | (not is_source)
         without = int(others.min()) if bool(counts.any()) else None
     longest = lowest(seen.raised_at_ms.take(indices), limit)
-    return _Held(indices[longest].tolist(), len(indices), None if without == MIN else without)
+    return _Held(
+        indices[longest].tolist(), len(indices), least, None if without == MIN else without
+    )
 
 
 def _because(

@@ -202,6 +202,8 @@ class Trouble:
     ranges: int
     examples: Sequence[str]
     because: str
+    lowest: int
+    """The least promise of these ranges."""
 
 
 class _Ranges:
@@ -228,7 +230,8 @@ class _Ranges:
         """Return the trouble of some of them."""
         chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
         names = [self.seen.layout.name(index) for index in chosen.tolist()]
-        return Trouble(health, since_ms, len(indices), names, because)
+        least = int(self.seen.promises[indices].min(initial=MAX))
+        return Trouble(health, since_ms, len(indices), names, because, least)
 
     def some(self, indices: Int64s) -> str:
         """Write the number of these ranges."""

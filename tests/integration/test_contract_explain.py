@@ -353,3 +353,31 @@ async def test_what_is_refused(job: Api) -> None:
     problem(await job.client.get("/v1/jobs/none/stages/x/explain"), 404, "unknown-job")
     response = await job.client.get(f"{job.root}/stages/s/explain?limit=0")
     problem(response, 422, "invalid-request")
+
+
+async def test_a_dead_range_beside_sound_ones_is_the_root_cause(api: Api, gauge: InProcess) -> None:
+    """Half of the workers had died, and the sentence was about the others: `limit` of them."""
+    shards = [f"s{number:02}" for number in range(24)]
+    await api.define({"s": {"shards": shards}})
+    await api.report(
+        "s", await api.token("s", shards[:12], ttl_ms=LONG), dict.fromkeys(shards[:12], 5)
+    )
+    dying = await api.token("s", shards[12:], holder="dying", ttl_ms=1_000)
+    await api.report("s", dying, dict.fromkeys(shards[12:], 5))
+    gauge.advance(5_000)
+    [problem_of_s] = (await api.problems())["problems"]
+    body = await explain(api, "s")
+    assert {each["reason"] for each in body["holders"]} == {"behind"}
+    assert problem_of_s["because"].startswith("12 of 24 ranges of s have no worker")
+    assert body["because"].endswith(f": {problem_of_s['because']}")
+    assert body["remedy"] == problem_of_s["remedy"]
+
+
+async def test_a_dead_range_that_is_ahead_explains_nothing(api: Api, gauge: InProcess) -> None:
+    await api.define({"s": {"shards": ["a", "b"]}})
+    await api.report("s", await api.token("s", ["a"], ttl_ms=LONG), {"a": 5})
+    await api.report("s", await api.token("s", ["b"], holder="dying", ttl_ms=1_000), {"b": 9})
+    gauge.advance(5_000)
+    body = await explain(api, "s")
+    assert (body["health"], body["remedy"]) == ("no_worker", None)
+    assert body["because"].startswith("s waits for range a")
