@@ -30,12 +30,12 @@ _RUNS: Final = (
     Column("run", right=True),
     Column("outcome"),
     Column("started at"),
-    Column("ended at", 2),
+    Column("ended at", 4),
     Column("holder", 1, kind="name", least=10),
-    Column("stages", 3, kind="text", least=10),
-    Column("program", 5, kind="text", least=10),
-    Column("last epoch", 4, right=True),
-    Column("reason", 6, kind="text"),
+    Column("stages", 2, kind="text", least=10),
+    Column("program", 6, kind="text", least=10),
+    Column("last epoch", 5, right=True),
+    Column("reason", 3, kind="text"),
     Column("links", 7, kind="text"),
 )
 

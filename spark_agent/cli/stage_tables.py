@@ -22,8 +22,10 @@ _STAGES: Final = (
     Column("leased", 4),
     Column("changed at", 3),
 )
+_KEY_RANGE: Final = len("e0000000-100000000")
+"""Width of the longest name of a key range: a shortened one names none."""
 _HELD_BY: Final = (
-    Column("slowest ranges", kind="name"),
+    Column("slowest ranges", kind="name", least=_KEY_RANGE),
     Column("health"),
     Column("promise"),
     Column("holds", 2),
@@ -31,12 +33,12 @@ _HELD_BY: Final = (
     Column("reported at", 3),
 )
 _RANGES: Final = (
-    Column("range", kind="name"),
+    Column("range", kind="name", least=_KEY_RANGE),
     Column("health"),
     Column("promise"),
-    Column("holds", 3),
+    Column("holds", 2),
     Column("holder", 1, kind="name", least=10),
-    Column("lease ends in", 2),
+    Column("lease ends in", 3),
     Column("reported at", 4),
 )
 _MOVING: Final = (
@@ -100,7 +102,7 @@ def print_held_by(
             instant_text(each["promise"]),
             _holds(each),
             each["holder"] or "none",
-            each["reported_at"] or "never",
+            _reported(each),
         )
         for each in ranges
     ]
@@ -123,7 +125,7 @@ def print_ranges(
             _holds(each),
             each["holder"] or "none",
             duration_text(each["expires_in_ms"]),
-            each["reported_at"] or "never",
+            _reported(each),
         )
         for each in ranges
     ]
@@ -167,6 +169,11 @@ def input_text(input_ms: int | None) -> str:
     ('none', '1970-01-01T00:00:00.000Z')
     """
     return "none" if input_ms is None else instant_text(input_ms)
+
+
+def _reported(each: RangeAnswer) -> str:
+    """Write the instant of a range's last report, which the live store loses without the promise."""
+    return each["reported_at"] or ("never" if each["promise"] is None else "unknown")
 
 
 def _holds(each: RangeAnswer) -> str:

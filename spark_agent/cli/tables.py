@@ -1,7 +1,8 @@
 """Tables for a terminal of any width, and for pipes and files, where a table is whole.
 
-A table that is too wide makes concessions, in this order: its names are shortened, its instants lose
-their milliseconds, and its columns of the highest ranks are left out. The time of day always stays.
+A table that is too wide makes concessions, in this order: its empty columns are left out, its names are
+shortened, its instants lose their milliseconds, and its columns of the highest ranks are left out. The
+time of day always stays.
 """
 
 from __future__ import annotations
@@ -100,20 +101,29 @@ def shorten(text: str, width: int, kind: Literal["name", "text", "value"]) -> st
 
 
 def _layout(columns: Sequence[Column], cells: Cells, width: int | None) -> _Layout:
-    every = range(len(columns))
     natural = _natural(columns, cells)
     if width is None or _total(natural) <= width:
-        return _Layout(every, natural, cells)
+        return _Layout(range(len(columns)), natural, cells)
+    filled = _filled(columns, cells)
     in_seconds = [[_MILLISECONDS.sub(r"\1Z", cell) for cell in row] for row in cells]
     for form in (cells, in_seconds):
         natural = _natural(columns, form)
         least = _least(columns, natural)
-        if _total(least) <= width:
-            return _Layout(every, _grown(every, least, natural, width), form)
+        if _total([least[each] for each in filled]) <= width:
+            return _Layout(filled, _grown(filled, least, natural, width), form)
     natural = _natural(columns, in_seconds)
     least = _least(columns, natural)
-    shown = _chosen(columns, least, width)
+    shown = _chosen(columns, filled, least, width)
     return _Layout(shown, _grown(shown, least, natural, width), in_seconds)
+
+
+def _filled(columns: Sequence[Column], cells: Cells) -> Sequence[int]:
+    """Return the columns that are always shown or have any text."""
+    return [
+        number
+        for number, column in enumerate(columns)
+        if not column.rank or any(row[number] for row in cells)
+    ]
 
 
 def _natural(columns: Sequence[Column], cells: Cells) -> list[int]:
@@ -134,10 +144,12 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
-def _chosen(columns: Sequence[Column], least: Sequence[int], width: int) -> Sequence[int]:
+def _chosen(
+    columns: Sequence[Column], filled: Sequence[int], least: Sequence[int], width: int
+) -> Sequence[int]:
     """Return the columns that fit, in their order: one that does not leaves room for later ones."""
     chosen: list[int] = []
-    for number in sorted(range(len(columns)), key=lambda each: columns[each].rank):
+    for number in sorted(filled, key=lambda each: columns[each].rank):
         fits = _total([*(least[each] for each in chosen), least[number]]) <= width
         if fits or not columns[number].rank:
             chosen.append(number)

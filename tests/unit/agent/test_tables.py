@@ -11,12 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from spark_agent.cli.stage_tables import print_ranges
 from spark_agent.cli.tables import Column, table_lines
 from tests.unit.agent.answers import Answer, Answers, Routes
 from tests.unit.agent.shown_job import BODIES, LAST, SOURCE
@@ -214,6 +216,58 @@ def test_columns_are_left_out_by_their_rank() -> None:
     assert row_at(44)[1:] == ["2026-01-01T00:00:00Z", "it is beh…"], "narrower than the other"
     assert row_at(41)[1:] == ["2026-01-01T00:00:00Z"]
     assert row_at(10) == ["mobi…007", "2026-01-01T00:00:00Z"], "values are not cut"
+
+
+def test_empty_columns_are_left_out_before_names_are_shortened() -> None:
+    row = (*ROW[:2], "", ROW[3])
+    whole = sum(map(len, row)) + 2 * 2
+    assert [column.heading for column in COLUMNS if column.heading in heading_at(None, row)] == [
+        "stage", "output", "since", "because",
+    ]  # fmt: skip
+    assert "since" not in heading_at(whole, row)
+    [_, line] = table_lines(COLUMNS, [row], whole)
+    assert line.plain.split("  ") == [each for each in row if each]
+
+
+def heading_at(width: int | None, row: Sequence[str]) -> str:
+    [heading, _] = table_lines(COLUMNS, [row], width)
+    return heading.plain
+
+
+def test_a_key_range_is_named_whole_beside_its_hold() -> None:
+    """At 100 columns it was `0000000…000000`, which names none."""
+    terminal = Terminal()
+    held = KEY_RANGE | {"holds": {"state": 1_795_980_000_000}, "promise": 1_795_980_000_000}
+    shown = shown_ranges([KEY_RANGE, held], terminal)
+    assert shown.count("e0000000-100000000") == 2
+    assert "state 2026-11-29T19:20:00Z" in shown
+
+
+def test_a_range_with_a_promise_has_reported() -> None:
+    """After a restart the instant of its report is lost. It was shown as `never`."""
+    assert shown_ranges([KEY_RANGE | {"reported_at": None}]).split()[-1] == "unknown"
+    unknown = KEY_RANGE | {"reported_at": None, "promise": None, "status": "unknown"}
+    assert shown_ranges([unknown]).split()[-1] == "never"
+
+
+KEY_RANGE: Any = {
+    "range": "e0000000-100000000",
+    "status": "active",
+    "promise": 1_795_980_123_456,
+    "holds": {},
+    "holder": "executor-sessions",
+    "fence": 7,
+    "expires_in_ms": 599_000,
+    "reported_at": "2026-11-29T19:55:52.983Z",
+}
+
+
+def shown_ranges(ranges: Sequence[Any], terminal: io.StringIO | None = None) -> str:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COLUMNS", "100")
+        patched.setattr(sys, "stdout", terminal or io.StringIO())
+        print_ranges(ranges, "ok", frozenset(), wide=terminal is None)
+        return sys.stdout.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_names_do_not_control_a_terminal() -> None:
