@@ -273,6 +273,22 @@ def test_what_is_not_well_has_a_badge(service: Service, open_page: Opened):
             assert page.evaluate(FAULTS) == []
 
 
+def test_the_focus_is_shown_on_the_stage_that_is_explained(service: Service, open_page: Opened):
+    """Its own colour had hidden the focus."""
+    with Feed(service.url, "focus") as feed:
+        feed.define({"held": {"shards": ["a"]}, "other": {"shards": ["a"]}})
+        run = feed.send("POST", "/runs", {"stages": ["held"], "holder": "c"})["run"]
+        feed.send("POST", f"/runs/{run}/end", {"outcome": "failed"})
+        with open_page("/#/jobs/focus") as page:
+            expect(page.locator('a.held[data-stage="held"]')).to_be_visible()
+            strokes = set[str]()
+            for stage in ("held", "other"):
+                link = page.locator(f'a[data-stage="{stage}"]')
+                link.focus()
+                strokes.add(link.locator(".box").evaluate("each => getComputedStyle(each).stroke"))
+            assert len(strokes) == 1
+
+
 def test_each_problem_has_its_number_in_the_list_and_in_the_graph(
     service: Service, open_page: Opened
 ):

@@ -6,8 +6,9 @@ from typing import Final
 
 from playwright.sync_api import Page, expect
 
+from tests.support.server import Service
 from tests.web.conftest import Opened
-from tests.web.flights import Flights
+from tests.web.flights import Feed, Flights
 
 STAGE: Final = "/#/jobs/nyc-flights/stages/newark"
 WIDTH: Final = 360
@@ -55,6 +56,27 @@ def test_a_link_unfolds_what_it_shows(flights: Flights, open_page: Opened):
     with open_page(f"{STAGE}?show=all", width=WIDTH, height=HEIGHT) as page:
         expect(page.locator(".ranges tbody tr")).to_have_count(5)
         expect(page.locator(".chart .u-over")).to_have_count(0)
+
+
+LABEL_EMS: Final = """each => {
+  const label = getComputedStyle(each, "::before");
+  return parseFloat(label.width) / parseFloat(label.fontSize);
+}"""
+
+
+def test_a_long_reason_leaves_its_label_whole(service: Service, open_page: Opened):
+    """The label had a letter on each line."""
+    because = f"java.lang.OutOfMemoryError: Java heap space at org.apache.{'spark.' * 30}Task"
+    with Feed(service.url, "long-reason") as feed:
+        feed.define({"s": {"shards": ["a"]}})
+        run = feed.send("POST", "/runs", {"stages": ["s"], "holder": "driver"})["run"]
+        feed.send("POST", f"/runs/{run}/end", {"outcome": "failed", "because": because})
+        with open_page("/#/jobs/long-reason/stages/s", width=WIDTH, height=HEIGHT) as page:
+            page.locator("summary", has_text="Runs").click()
+            cell = page.locator('td[data-label="Reason"]')
+            expect(cell).to_contain_text("OutOfMemoryError")
+            assert cell.evaluate(LABEL_EMS) > 2
+            assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
 
 
 def test_a_wide_view_has_nothing_to_unfold(flights: Flights, open_page: Opened):
