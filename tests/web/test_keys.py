@@ -42,6 +42,7 @@ def test_who_may_change_it_must_say_which(protected: Protected, browser: Browser
         page.goto("/#/jobs/mine")
         log_in(page, protected.administers_one)
         page.get_by_role("button", name="Reset…").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Stop its queries first, and give every")
         reset = page.get_by_role("dialog").get_by_role("button", name="Reset")
         expect(reset).to_be_disabled()
         page.get_by_role("dialog").get_by_label("Type the job's name").fill("mine")

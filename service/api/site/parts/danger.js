@@ -6,7 +6,8 @@ import { go, link } from "../lib/route.js";
 const DEEDS = {
   reset: {
     name: "Reset",
-    about: "All watermarks, promises, leases, runs and epochs of the job start over, as its next generation.",
+    about: "All watermarks, promises, leases, runs and epochs of the job start over, as its next generation."
+      + " Stop its queries first, and give every query a new checkpoint and an empty output.",
     run: (job) => send(`${pathOf(job)}/reset`, { method: "POST" }),
   },
   delete: {
