@@ -147,7 +147,8 @@ def doctor(
 ) -> None:
     """Check settings, stores, versions, clocks and disk, and print remedies.
 
-    The command changes nothing. The exit code is 1 for a fault.
+    The settings are those of this machine: run the command where the service runs. It changes nothing.
+    The exit code is 1 for a fault.
     """
     if as_json and form not in {"table", "json"}:
         raise typer.BadParameter("--json is a short form of -o json: leave one of the two out")

@@ -12,7 +12,6 @@ import numpy as np
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
-from service.aggregator.remedies import REMEDIES
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
 from service.consistency.recovering_live_store import RecoveringLiveStore
@@ -149,7 +148,7 @@ class Explainer:
         found = next(
             (each for each in troubles if each.health in wanted and each.lowest <= least), None
         )
-        return (None, None) if found is None else (found.because, REMEDIES[found.health])
+        return (None, None) if found is None else (found.because, found.remedy)
 
 
 _UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)

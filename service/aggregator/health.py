@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from service.aggregator.holders import following, holding
+from service.aggregator.remedies import remedy
 from service.aggregator.throttling import Throttling
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
@@ -35,6 +36,7 @@ from service.frontier.health import (
     stalled_ranges,
     worst,
 )
+from service.frontier.ranges import KeyLayout
 from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
@@ -65,6 +67,8 @@ class Problem:
     holds_back: Sequence[str]
     """The downstream stages that wait for it, in the pipeline's order."""
     because: str
+    remedy: str
+    """The next thing to do."""
 
     @property
     def severity(self) -> Severity:
@@ -136,6 +140,7 @@ class Examiner:
                         trouble.examples,
                         below,
                         trouble.because,
+                        trouble.remedy,
                     )
                 )
         steady = are_steady(observed.values())
@@ -204,6 +209,8 @@ class Trouble:
     because: str
     lowest: int
     """The least promise of these ranges."""
+    remedy: str
+    """The next thing to do."""
 
 
 class _Ranges:
@@ -231,7 +238,8 @@ class _Ranges:
         chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
         names = [self.seen.layout.name(index) for index in chosen.tolist()]
         least = int(self.seen.promises[indices].min(initial=MAX))
-        return Trouble(health, since_ms, len(indices), names, because, least)
+        cure = remedy(health, is_keyed=isinstance(self.seen.layout, KeyLayout))
+        return Trouble(health, since_ms, len(indices), names, because, least, cure)
 
     def some(self, indices: Int64s) -> str:
         """Write the number of these ranges."""

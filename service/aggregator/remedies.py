@@ -9,11 +9,26 @@ from service.frontier.health import Health
 
 REMEDIES: Final[Mapping[Health, str]] = {
     Health.FAILED: "Mend the cause, and start the query again: it goes on from its checkpoint.",
-    Health.NO_WORKER: "Start the program again: its workers claim the ranges. Retire a range that is"
-    " gone for good.",
+    # A second program would fence the first one.
+    Health.NO_WORKER: "Start the program again, unless it is running: its workers claim the ranges."
+    " Retire a range that is gone for good.",
     Health.SILENT: "Start the query, if it is not running. A shard that does not exist: take it out of"
     " the specification, or retire it. A shard without rows yet: give its source an idle policy.",
     Health.STALLED: "Look for a task that hangs, in Spark's page or the stack of the worker, and for a"
     " slow system behind it.",
 }
 """The next thing to do, by the root cause. The runbook has a section for each."""
+
+_SILENT_KEYS: Final = (
+    "Start the query, if it is not running. If it is, look for the task of the range: each state"
+    " partition reports as one key range, so the stage needs as many ranges as the query has partitions."
+)
+
+
+def remedy(health: Health, *, is_keyed: bool) -> str:
+    """Return the next thing to do about a root cause of a stage. `is_keyed`: it has key ranges.
+
+    >>> remedy(Health.FAILED, is_keyed=True)
+    'Mend the cause, and start the query again: it goes on from its checkpoint.'
+    """
+    return _SILENT_KEYS if is_keyed and health is Health.SILENT else REMEDIES[health]

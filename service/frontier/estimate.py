@@ -170,9 +170,9 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> expected.at_ms, expected.between_ms, expected.cases
     (310, (310, 310), 14)
     >>> estimate(trace, now_ms=320, target=1_860).because
-    'the stage has stood still for 30 ms, as it did fewer than 9 times in the last 320 ms'
+    'the stage has stood still for 30 ms, and an estimate needs 9 such pauses: fewer in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'the history is too short: in the last 293 ms the stage advanced by 7.3 s fewer than 9 times'
+    'the history is too short: an estimate needs 9 advances by 7.3 s: fewer in the last 293 ms'
     >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
     'the stage has stood still since its first output watermark, for 283 ms'
     """
@@ -191,14 +191,14 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     completed = trace.output[:-1] + distance <= trace.output[-1]
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
         return NoEstimate(
-            f"the history is too short: in the last {duration_text(history_ms)} the stage advanced by"
-            f" {duration_text(distance)} fewer than {_NEEDED} times"
+            f"the history is too short: an estimate needs {_NEEDED} advances by"
+            f" {duration_text(distance)}: fewer in the last {duration_text(history_ms)}"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:
         return NoEstimate(
-            f"the stage has stood still for {duration_text(stood_ms)}, as it did fewer than {_NEEDED}"
-            f" times in the last {duration_text(history_ms)}"
+            f"the stage has stood still for {duration_text(stood_ms)}, and an estimate needs"
+            f" {_NEEDED} such pauses: fewer in the last {duration_text(history_ms)}"
         )
     return Expected(
         at_ms=_instant(now_ms + best.middle_ms),

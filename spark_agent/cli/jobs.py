@@ -299,7 +299,11 @@ def reset(
     `tidegauge reset nyc-flights --generation 3`
     """
     if not yes:
-        typer.confirm(f"Every watermark of job {job} starts over. Continue?", abort=True)
+        typer.confirm(
+            f"Stop the queries of job {job} first. Every watermark starts over, and each query needs a"
+            " new checkpoint and an empty output. Continue?",
+            abort=True,
+        )
     with explained("reset", url):
         client = client_of(url, key_file)
         begun = _reset(client, job, generation)

@@ -72,7 +72,8 @@ _WAITED_FOR: Final[Mapping[str, int]] = {"final": -2, "idle": -1}
 _FRAME: Final = 4
 """Lines of `watch` for the title, the heading, the count of hidden stages, and the cursor."""
 _PROBLEMS: Final = 5
-"""Problems that `watch` lists."""
+"""Problems that `watch` and `jobs` list."""
+_MOST_PROBLEMS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class JobState:
     data_lag_ms: int | None
     system_lag_ms: int | None
     updated_at: str
+    because: str | None = None
+    """Its worst problem; None: it does not have one."""
 
 
 def jobs(
@@ -108,7 +111,12 @@ def jobs(
     Examples: `tidegauge jobs`, `tidegauge jobs 'scores-*' --json`
     """
     with explained("jobs", url, READER):
-        found = list(_states(client_of(url, key_file), pattern))
+        client = client_of(url, key_file)
+        worst_of = _worst_problems(client)
+        found = [
+            replace(each, because=worst_of[each.job]["because"]) if each.job in worst_of else each
+            for each in _states(client, pattern)
+        ]
     found.sort(
         key=lambda each: (
             badness(each.health),
@@ -138,6 +146,20 @@ def jobs(
     )
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit")
+    shown = [worst_of[each.job] for each in found[:limit] if each.job in worst_of][:_PROBLEMS]
+    if shown:
+        typer.echo()
+    for problem, line in zip(shown, problem_lines(shown), strict=True):
+        output().print(Text(f"{problem['job']}: ").append(line))
+
+
+def _worst_problems(client: Client) -> Mapping[str, ProblemLine]:
+    """Return the worst problem of each job that has any. An older service does not list them."""
+    with suppress(Refused):
+        # The worst come first.
+        lines = client.problems(limit=_MOST_PROBLEMS)["problems"]
+        return {each["job"]: each for each in reversed(lines)}
+    return {}
 
 
 def _states(client: Client, pattern: str) -> Iterator[JobState]:

@@ -172,8 +172,11 @@ class WatermarkWait:
 
     def _progress(self, seen: WatermarkAnswer, timeout_ms: int) -> str:
         """Return the position, T, the time left, the timeout and the cause, as far as they are known."""
-        position = instant_text(seen["output_watermark"])
-        parts = [f"{self._stage} is at {position} of {instant_text(self._target_ms)}"]
+        target, output_ms = instant_text(self._target_ms), seen["output_watermark"]
+        place = "is without a watermark, and waits for"
+        if output_ms is not None:
+            place = f"is at {instant_text(output_ms)} of"
+        parts = [f"{self._stage} {place} {target}"]
         with suppress(AggregatorError):
             found = self._client.eta(self._job, self._stage, f"{self._target_ms}ms")
             parts.append(time_left_text(found, self._clock.wall_ms()))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from service.aggregator import REMEDIES, JobHealth, Problem
+from service.aggregator import JobHealth, Problem
 from service.api.responses.common import Count, Instant
 from service.frontier.health import Health, Severity
 from service.frontier.timestamps import iso
@@ -80,5 +80,5 @@ def _line(problem: Problem) -> ProblemLine:
         list(problem.examples),
         list(problem.holds_back),
         problem.because,
-        REMEDIES[problem.health],
+        problem.remedy,
     )

@@ -54,7 +54,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
     <${Chart} columns=${columns} marks=${marks} setLeft=${setLeft} shown=${shown} zone=${zone} zoomTo=${zoomTo} label=${told(stage, zone)} />
     <${MarksLegend} marks=${marks} left=${left} more=${more} />
     <${Rates} points=${points} shown=${shown} stage=${stage} zone=${zone} isLive=${view.live} />
-    <${Steps} points=${points} zone=${zone} />
+    ${data ? html`<${Steps} points=${points} zone=${zone} />` : !problem && html`<p class="empty">Loading…</p>`}
     <${MarksTable} marks=${marks} more=${more} zone=${zone} />
   </section>`;
 }

@@ -15,6 +15,7 @@ export function Runs({ route, zone, nowMs }) {
   const { data, problem } = usePoll((signal) => Promise.all(paths.map((path) => read(path, { signal }))), REFRESH_MS, paths);
   return html`<section class="runs" aria-labelledby="runs-title"><h2 id="runs-title">Runs</h2>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
+    ${!data && !problem && html`<p class="empty">Loading…</p>`}
     ${data && html`<${Found} runs=${data[0].runs} current=${data[1].run} zone=${zone} nowMs=${nowMs} />`}</section>`;
 }
 

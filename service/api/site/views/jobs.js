@@ -59,7 +59,7 @@ function Row({ job, nowMs, zone }) {
   const unchanged = job.output_watermark === null ? "–" : duration(stillMs);
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
-    <td data-label="Health" title=${job.because ? moments(job.because, zone) : undefined}><${Status} of=${job} /></td>
+    <td data-label="Health"><${Status} of=${job} />${job.because && html`<small class="cause">${moments(job.because, zone)}</small>`}</td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${isEnd(job.output_watermark) ? "–" : duration(lag(job.output_watermark, nowMs))}</td>
