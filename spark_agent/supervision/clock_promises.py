@@ -28,7 +28,6 @@ class ClockPromises:
     ) -> None:
         """`not_final` are the shards of each source that are not final yet; they change."""
         self._strategies = query.clocks
-        self._watched = frozenset(query.stages.watched)
         self._read = read
         self._not_final = not_final
         self._clock = clock
@@ -55,9 +54,7 @@ class ClockPromises:
                 if shard not in reported or promise > reported[shard]
             }
             reports = {shard: RangeReport(promise) for shard, promise in promises.items()}
-            # The next batch may be running: its query does not poll these shards.
-            watched = stage not in self._watched
-            for shard in reporter.report_shards(stage, reports, watched=watched):
+            for shard in reporter.report_shards(stage, reports):
                 reported[shard] = promises[shard]
         self._epoch, self._due_ms = reporter.epoch, now_ms + _INTERVAL_MS
 

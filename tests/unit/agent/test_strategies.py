@@ -400,10 +400,7 @@ class Reporter:
         self.held: set[str] = set()
         self.taken: list[dict[str, int | None]] = []
 
-    def report_shards(
-        self, stage: str, reports: Mapping[str, RangeReport], *, watched: bool
-    ) -> list[str]:
-        assert watched, "the source does not have an idle policy"
+    def report_shards(self, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
         granted = {shard: each for shard, each in reports.items() if shard not in self.held}
         if granted:
             self.taken.append({shard: each.watermark_ms for shard, each in granted.items()})
