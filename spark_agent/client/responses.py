@@ -80,7 +80,7 @@ class ProblemLine(TypedDict):
     examples: Sequence[str]
     holds_back: Sequence[str]
     because: str
-    remedy: NotRequired[str]
+    remedy: str
 
 
 class JobProblemsAnswer(TypedDict):
@@ -263,8 +263,8 @@ class RetireAnswer(TypedDict):
     promise: int | None
     holder: str | None
     moves: Sequence[MoveAnswer]
-    held_by: NotRequired[str | None]
-    """The range that is the lowest then; None: not one is left. An older service does not name it."""
+    held_by: str | None
+    """The range that is the lowest then; None: not one is left."""
 
 
 class ExplainAnswer(TypedDict):
@@ -277,7 +277,7 @@ class ExplainAnswer(TypedDict):
     health: Health
     since: str
     because: str
-    remedy: NotRequired[str | None]
+    remedy: str | None
     path: Sequence[StepAnswer]
     holders: Sequence[HolderAnswer]
     holders_total: int

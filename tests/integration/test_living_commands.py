@@ -153,7 +153,8 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(
 def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> None:
     applied(water, tmp_path)
     water.report(NEW_YEAR)
-    [head, row] = run("jobs", water.job, *water.url).stdout.splitlines()
+    [head, row, _, *problem] = run("jobs", water.job, *water.url).stdout.splitlines()
+    assert problem[0].startswith(f"{water.job}: silent: ")
     assert head.split()[:5] == ["job", "stages", "health", "slowest", "stage"]
     # Without an instant of a change: only the input of `hourly` has changed.
     assert row.split() == [water.job, "2", "silent", "hourly", "none", "yet"]

@@ -146,13 +146,13 @@ def test_the_cause_is_in_view_at_first_and_after_fit(
             page.locator(".graph .canvas").focus()
             page.keyboard.press("End")
             wait_until(lambda: not page.evaluate(IN_VIEW, name), "the cause is out of view")
-            page.get_by_role("button", name="Reset view").click()
+            page.get_by_role("button", name="Centre").click()
             wait_until(lambda: page.evaluate(IN_VIEW, name), "the cause is in view again")
 
 
 PRESS_AMID_THE_SCROLL: Final = """(count) => {
   const box = document.querySelector(".graph .canvas");
-  const fit = [...document.querySelectorAll("button")].find((each) => each.textContent === "Reset view");
+  const fit = [...document.querySelectorAll("button")].find((each) => each.textContent === "Centre");
   const still = (top, frames, done) => requestAnimationFrame(() => {
     if (top !== box.scrollTop) still(box.scrollTop, 0, done);
     else if (frames < 30) still(top, frames + 1, done);
@@ -165,7 +165,7 @@ PRESS_AMID_THE_SCROLL: Final = """(count) => {
   }));
   box.focus();
 }"""
-"""Press *Reset view* at this step of an animated scroll; `stands` then waits for its end."""
+"""Press *Centre* at this step of an animated scroll; `stands` then waits for its end."""
 
 FRAMES: Final = """() => new Promise((done) => {
   const after = (left) => requestAnimationFrame(() => (left ? after(left - 1) : done()));

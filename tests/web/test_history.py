@@ -6,6 +6,7 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
+from tests.support.binaries import wait_until
 from tests.support.server import Service
 from tests.web.conftest import Opened
 from tests.web.flights import START, Feed
@@ -141,7 +142,8 @@ def test_the_line_of_a_final_stage_lasts_until_its_end(service: Service, open_pa
         feed.send("POST", "/stages/taps/ranges/tap-0/retire", {"because": "the site is closed"})
         with open_page(f"/#/jobs/over/stages/taps?from={at - 100}&to={at + 200}") as page:
             expect(page.locator(".chart canvas")).to_be_visible()
-            page.wait_for_function(f"({INKED})() > 0")
+            # The page's policy forbids a function that is evaluated again and again in it.
+            wait_until(lambda: page.evaluate(INKED) > 0, "the line is drawn")
 
 
 def test_a_single_step_is_counted_in_words(service: Service, open_page: Opened):

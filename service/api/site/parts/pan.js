@@ -67,9 +67,9 @@ export function Pan({ drawn, cause, route, children }) {
     <div class="heading"><h2 id="graph-title">Graph</h2><div class="tools">
       <button type="button" onClick=${to(-1)} aria-label="Smaller">−</button>
       <button type="button" onClick=${to(1)} aria-label="Larger">+</button>
-      <button type="button" onClick=${whole}>Reset view</button></div></div>
+      <button type="button" onClick=${whole}>Centre</button></div></div>
     ${seen < total && html`<p class="in-view" aria-live="off"><strong>${seen.toLocaleString("en")} of ${counted(total, "stage")} in view.</strong>
-      ${" "}Scroll or drag for the others${cause ? html`; <i>Reset view</i> returns to ${cause}` : ""}.</p>`}
+      ${" "}Scroll or drag for the others${cause ? html`; <i>Centre</i> returns to ${cause}` : ""}.</p>`}
     <div class="pan"><div class="canvas" ref=${box} tabindex="0" role="group" aria-label="The graph: sources left, sinks right">
       <svg viewBox=${`${-MARGIN} ${-MARGIN} ${size.width} ${size.height}`}>${children}</svg></div></div>`;
 }
