@@ -158,11 +158,19 @@ PRESS_AMID_THE_SCROLL: Final = """(count) => {
     else if (frames < 30) still(top, frames + 1, done);
     else done();
   });
-  window.stands = new Promise((done) => box.addEventListener("scroll", () => {
-    if (--count) return;
-    fit.click();
-    still(null, 0, done);
-  }));
+  window.stands = new Promise((done) => {
+    let pressed = false;
+    const press = () => {
+      if (pressed) return;
+      pressed = true;
+      fit.click();
+      still(null, 0, done);
+    };
+    box.addEventListener("scroll", () => --count || press());
+    // A busy machine draws fewer steps: then the scroll would be over before this one.
+    box.addEventListener("scrollend", press);
+    setTimeout(press, 10_000);
+  });
   box.focus();
 }"""
 """Press *Centre* at this step of an animated scroll; `stands` then waits for its end."""
