@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DAY_MS = 86_400_000
@@ -84,6 +84,12 @@ class Settings(BaseSettings):
     """Serve everyone, on any address, as long as the service has no key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @field_validator("ledger_url_file", "live_url_file", mode="before")
+    @classmethod
+    def _leave_out_empty(cls, file: object) -> object:
+        """Return None for an empty name. A variable without a value hides the file that `.env` names."""
+        return None if file == "" else file
 
     @model_validator(mode="after")
     def _read_files(self) -> Settings:

@@ -129,8 +129,9 @@ def _serve_many(
     # themselves, since these may have passwords. Only options are handed on.
     for name, value in settings.model_dump(include=set(options)).items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
+    # A file that the environment or `.env` names would come before them.
     for name in _URLS.intersection(options):
-        os.environ.pop(f"TIDEGAUGE_{name.upper()}_FILE", None)
+        os.environ[f"TIDEGAUGE_{name.upper()}_FILE"] = ""
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
         "service.server.app:create_app",

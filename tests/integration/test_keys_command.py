@@ -305,13 +305,14 @@ def test_a_url_from_a_file_shows_in_no_process(
 ) -> None:
     """Each process reads the file; its URL may have a password."""
     file = tmp_path / file_name
-    # The option of the ledger comes before the file that the environment names.
-    named = {"TIDEGAUGE_LEDGER_URL_FILE": "/nowhere"}
+    # The option of the ledger comes before the file that the environment, or `.env`, names.
+    ledger_file = "TIDEGAUGE_LEDGER_URL_FILE"
+    named: dict[str, str] = {}
     if file_name == ".env":
-        file.write_text(f"TIDEGAUGE_LIVE_URL={redis_server.url}\n")
+        file.write_text(f"TIDEGAUGE_LIVE_URL={redis_server.url}\n{ledger_file}=/nowhere\n")
     else:
         file.write_text(redis_server.url)
-        named |= {"TIDEGAUGE_LIVE_URL_FILE": str(file)}
+        named = {ledger_file: "/nowhere", "TIDEGAUGE_LIVE_URL_FILE": str(file)}
     service = Service(tmp_path, options=("--workers", "2"), environment=named)
     service.ledger_url = postgres_server.database()
     with service:
