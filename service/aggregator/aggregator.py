@@ -34,6 +34,7 @@ from service.consistency.outage_reads import OutageReads
 from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
 from service.consistency.recovering_live_store import RecoveringLiveStore
+from service.consistency.touched import Published
 from service.errors import (
     InvalidRequestError,
     LeaseConflictError,
@@ -232,7 +233,10 @@ class Aggregator:
         except StaleRunError as error:
             raise await self._naming_holder(job, error) from None
         self._metrics.count_grant(grant)
-        self._publisher.touch(job, (stage,))
+        if grant.returned:
+            await self._order_return(job, stage)
+        else:
+            self._publisher.touch(job, (stage,))
         return grant
 
     async def _claim(self, job: str, stage: str, claim: Claim) -> Grant:
@@ -308,29 +312,30 @@ class Aggregator:
         if reported.grant is not None:
             self._metrics.count_grant(reported.grant)
         self._metrics.count_report(job, stage, report, reported, waiting=report.epoch is not None)
-        if reported.ends_retirement:
-            await self._save_end_of_retirement(job, stage)
-        if not reported.advances:
-            return reported, reported.view
-        self._publisher.touch(job, (stage,))
-        published = None
-        with suppress(UnavailableError):
-            published = await self._live.flush(job)
+        published: Published = None
+        if reported.returned or reported.ends_retirement:
+            published = await self._order_return(job, stage, saves=reported.ends_retirement)
+        elif reported.advances:
+            self._publisher.touch(job, (stage,))
+            with suppress(UnavailableError):
+                published = await self._live.flush(job)
         if published is None:
             return reported, reported.view
         # As published by that round: later reads return this view, or a newer one.
         return reported, published.stages.get(stage, reported.view)
 
-    async def _save_end_of_retirement(self, job: str, stage: str) -> None:
-        """Record that a range reports again. Else it would be retired again after a loss of the live
-        store, and the watermark would pass rows of a range whose report was accepted.
+    async def _order_return(self, job: str, stage: str, *, saves: bool = False) -> Published:
+        """Record a revision after the return of a range (see `awaits_revision`); return the job then.
+
+        With `saves`, also record the end of a retirement. Else the range would be retired again after a
+        loss of the live store, and the watermark would pass rows of a range whose report was accepted.
         """
-        self._publisher.touch(job, (stage,), saves=True)
+        self._publisher.touch(job, (stage,), saves=saves, returned=True)
         try:
-            await self._live.flush(job)
+            return await self._live.flush(job)
         except UnavailableError:
             raise UnavailableError(
-                "the ledger has not recorded yet that a retired range reports again: retry"
+                "the ledger has not recorded yet that a range is waited for again: retry"
             ) from None
 
     async def _report(self, job: str, stage: str, report: Report) -> Reported:

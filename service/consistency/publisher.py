@@ -71,13 +71,18 @@ class Publisher:
         dropped, self._dropped = frozenset(self._dropped), set()
         return dropped
 
-    def touch(self, job: str, stages: Iterable[str], *, saves: bool = False) -> None:
-        """Let the next round publish what these stages agree on; with `saves`, in one transaction with
-        the checkpoint of the job's changed ranges.
+    def touch(
+        self, job: str, stages: Iterable[str], *, saves: bool = False, returned: bool = False
+    ) -> None:
+        """Let the next round publish what these stages agree on.
+
+        With `saves`, in one transaction with the checkpoint of the job's changed ranges. With
+        `returned`, by a new revision also if nothing advances (see `awaits_revision`).
         """
         touched = self._touch(job)
         touched.stages.update(stages)
         touched.saves |= saves
+        touched.returned |= returned
 
     def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
         """Let the next round record these epochs, and publish what they have advanced."""
@@ -366,7 +371,7 @@ class Publisher:
         # The promises of a committed epoch are saved with it: after a crash nobody would report them
         # again.
         chunks = await self._live.unsaved(job) if epochs or touched.saves else ()
-        if not advances and not epochs and not chunks:
+        if not (advances or epochs or chunks or touched.returned):
             return view, None
         return view, JobRecord(
             job=job,
@@ -378,9 +383,9 @@ class Publisher:
             epochs=epochs,
             counts=row_counts(agreements, advances),
             chunks=chunks,
-            # A record without an idle or a retired member must not miss that it became active meanwhile.
+            # A record that leaves out a member must not miss that the member has returned meanwhile.
             # The first attempt takes the cheap way, which works unless another replica records.
             unless_newer=(first and not epochs)
             or any(w.idle for w in (*published.values(), *advances.values()))
-            or any(each.without_retired for each in agreements.values()),
+            or any(each.leaves_out for each in agreements.values()),
         )

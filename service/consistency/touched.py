@@ -47,6 +47,8 @@ class TouchedJob:
     """True if a request waits for the next round."""
     saves: bool = False
     """True if the round also saves the changed promises, as it does with epochs."""
+    returned: bool = False
+    """True if the round also records a revision where nothing advances (see `awaits_revision`)."""
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
     """Spans of these reports and commits, while requests are traced; at most `MOST_LINKS`."""
 
@@ -87,6 +89,7 @@ class TouchedJob:
         self.discarded |= newer.discarded
         self.is_awaited |= newer.is_awaited
         self.saves |= newer.saves
+        self.returned |= newer.returned
         self.requests = [*self.requests, *newer.requests][:MOST_LINKS]
         self.done.add_done_callback(lambda done: _forward(done, newer.done))
 

@@ -36,8 +36,8 @@ class Agreement:
 
     watermark: int
     idle: bool = False
-    without_retired: bool = field(default=False, compare=False, repr=False)
-    """True if a member is retired. It may report again before this is published: then it counts."""
+    leaves_out: bool = field(default=False, compare=False, repr=False)
+    """True if a member is idle or retired. It may return before this is published: then it counts."""
     records: int = field(default=0, compare=False, repr=False)
     """Records that the members have reported, for the history."""
     late: int = field(default=0, compare=False, repr=False)
@@ -91,6 +91,23 @@ def agree_keyed(lowest: int, total: int, idle: int, final: int) -> Agreement:
     Agreement(watermark=7, idle=True)
     """
     return Agreement(lowest, idle > 0 and idle + final == total)
+
+
+def awaits_revision(returned_at: int | None, revision: int) -> bool:
+    """Return whether a member that has returned must wait for a newer revision of its job.
+
+    A member *returns* if it was idle or retired, and is waited for again. An advance that was computed
+    without the member may still be on its way into the ledger. Were the member answered now, the advance
+    could pass the watermark of the answer. Such an advance is recorded only if nothing newer is: so the
+    first revision after the return shows the advance, or excludes it.
+
+    `revision` is the visible one, `returned_at` the one that was visible when a member of the stage last
+    returned (None: none has).
+
+    >>> awaits_revision(None, 7), awaits_revision(7, 7), awaits_revision(7, 8)
+    (False, True, False)
+    """
+    return returned_at is not None and revision <= returned_at
 
 
 def agreement(members: Iterable[Member]) -> Agreement:

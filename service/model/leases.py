@@ -50,6 +50,8 @@ class Grant:
     denied: Sequence[Denied]
     """The first `MAX_DENIED` of them."""
     denied_total: int
+    returned: bool = False
+    """True if a range of the stage has returned, and the answer must wait (see `awaits_revision`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ class Reported(msgspec.Struct, frozen=True):
     """The lease that the report has claimed. None: without a claim."""
     ends_retirement: bool = False
     """True if a range of the report was retired, and the end of its retirement is not saved yet."""
+    returned: bool = False
+    """True if a range of the stage has returned, and the answer must wait (see `awaits_revision`)."""
 
 
 @dataclass(frozen=True, slots=True)

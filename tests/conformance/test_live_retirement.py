@@ -52,7 +52,7 @@ def test_a_retired_range_is_not_waited_for_until_its_next_report(worker: Worker)
     worker.report(token, {"a": 5, "b": 9})
     assert retire(worker, "a"), "the agreement is ahead of what is published"
     assert worker.agreement() == Agreement(9)
-    assert worker.agreement().without_retired
+    assert worker.agreement().leaves_out
     assert census(worker) == Census(2, 2, 0, 0, 2, 1)
     a, b = views(worker)
     assert (a.promise, a.retired, a.idle) == (5, True, False)
@@ -63,7 +63,7 @@ def test_a_retired_range_is_not_waited_for_until_its_next_report(worker: Worker)
     assert worker.agreement() == Agreement(12)
     assert worker.report(token, {"a": 6}).ends_retirement
     assert worker.agreement() == Agreement(6), "it holds from where it is"
-    assert not worker.agreement().without_retired
+    assert not worker.agreement().leaves_out
     assert census(worker) == Census(2, 2, 0, 0, 2, 0)
     assert not views(worker)[0].retired
     saved(worker)

@@ -54,6 +54,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "is_ahead": graph,
     "agree": agreement,
     "agree_keyed": agreement,
+    "awaits_revision": agreement,
     "merge_facts": facts,
     "next_commit": idleness,
     "stays_idle": idleness,
@@ -470,6 +471,19 @@ def agree_keyed(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
     return compared(worker.agreement("k"))
 
 
+def awaits_revision(worker: Worker, case: Case, _advance: Advance) -> bool:
+    token = worker.claim(None).token
+    returned_at: int | None = case["returned_at"]
+    worker.report(token, {"a": 5, "b": 5}, idle=["a"])
+    if returned_at is not None:
+        worker.publish(returned_at, s=StageWatermark(output=5))
+        worker.report(token, {"a": 5})
+    worker.publish(case["revision"], s=StageWatermark(output=5))
+    reported = worker.report(token, {"b": 5}).returned
+    assert worker.claim(["b"]).returned is reported, "the same of a claim"
+    return reported
+
+
 def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     """Facts that do not depend on the position of the clock."""
     token = worker.claim(["a"]).token
@@ -597,6 +611,7 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     is_ahead,
     agree,
     agree_keyed,
+    awaits_revision,
     merge_facts,
     next_commit,
     stays_idle,

@@ -282,7 +282,7 @@ async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
             outage.setattr(SqlLedger, "record", away)
             outage.setattr(SqlLedger, "checkpoint", away)
             refused = problem(await job.post_report("taps", token, {"t-1": 50}), 503, "unavailable")
-            assert "a retired range reports again: retry" in refused["detail"]
+            assert "a range is waited for again: retry" in refused["detail"]
             # The first one is applied. A retry is not answered before the ledger has recorded it either.
             problem(await job.post_report("taps", token, {"t-1": 50}), 503, "unavailable")
             problem(await job.post_retire("taps", "t-0"), 503, "unavailable")
@@ -297,3 +297,17 @@ async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
         job = gauge.api()
         ranges = {each["range"]: each.get("retired", False) for each in await job.ranges("taps")}
         assert ranges == {"t-0": True, "t-1": False}
+
+
+async def test_a_waiting_report_that_ends_a_retirement_is_answered_with_the_newest_watermark(
+    api: Api,
+) -> None:
+    """The stage is no longer idle, although the report itself waits for its epoch."""
+    await api.define({"taps": {"shards": ["t-0", "t-1"]}})
+    tokens = [await api.token("taps", [name], ttl_ms=600_000) for name in ("t-0", "t-1")]
+    await api.report("taps", tokens[0], {"t-0": {"watermark": 100, "idle": True}})
+    await api.retire("taps", "t-1", BECAUSE)
+    assert (await api.watermark("taps"))["status"] == "idle"
+    answer = await api.report("taps", tokens[1], {"t-1": 50}, epoch=1)
+    now = await api.watermark("taps")
+    assert (now["status"], now["version"]) == ("active", answer["watermark"]["version"])

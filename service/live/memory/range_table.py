@@ -74,6 +74,7 @@ class RangeTable:
         "counts",
         "facts",
         "final",
+        "has_returned",
         "held_since_ms",
         "idle",
         "idle_by_policy",
@@ -119,6 +120,8 @@ class RangeTable:
         self.counts = Counts()
         self.notes = RangeNotes(size)
         self.changed = ChangedChunks()
+        self.has_returned = False
+        """True if a range has returned, until `LiveJob.awaits_revision`."""
         self.leased = 0
         self._promise_view = self._promise.data
         self._owner_view = self.owner.data
@@ -258,6 +261,7 @@ class RangeTable:
         self._idle_view[index] = is_idle
         if not is_idle:
             self.idle_by_policy.discard(index)
+            self.has_returned |= was_idle and earlier != MAX
         self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
@@ -307,6 +311,7 @@ class RangeTable:
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
+        self.has_returned |= bool(np.count_nonzero(was_idle & ~idle & (earlier != MAX)))
         moved = raised | (idle != was_idle)
         if np.count_nonzero(moved):
             self._tree.put_many(among(at, moved), self._weights(now, idle)[moved])
@@ -332,6 +337,7 @@ class RangeTable:
         Each of them holds its stage again, from its own promise on.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
+        self.has_returned |= bool(ended)
         for index in ended:
             self.changed.note_end_of_retirement(index)
             self.retired.discard(index)
@@ -407,6 +413,7 @@ class RangeTable:
         old, new = staying(self.layout, layout)
         table.changed = self.changed.after_layout_change(len(layout), old, new)
         table.counts = self.counts
+        table.has_returned = self.has_returned
         if len(old):
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]

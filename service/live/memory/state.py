@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from service.frontier.agreement import awaits_revision
 from service.frontier.columns import Int64s
 from service.frontier.epochs import Waiting
 from service.frontier.graph import Pipeline
@@ -69,6 +70,8 @@ class LiveStage:
     """The holds that the last commit brought."""
     marks: dict[str, int] = field(default_factory=dict[str, int])
     """See `LiveStore.raise_marks`."""
+    returned_at: int | None = None
+    """The job's revision when a range last returned (see `awaits_revision`); None: none has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +102,13 @@ class LiveJob:
         if found is None:
             raise refusals.unknown_stage(self.name, name)
         return found
+
+    def awaits_revision(self, name: str) -> bool:
+        """Return whether an answer to ranges of a stage must wait for the next revision."""
+        stage, table = self.table(name)
+        if table.has_returned:
+            stage.returned_at, table.has_returned = self.revision, False
+        return awaits_revision(stage.returned_at, self.revision)
 
     def table(self, name: str) -> tuple[LiveStage, RangeTable]:
         """Find a stage that has ranges. Raises `InvalidRequestError` for a passthrough."""

@@ -240,7 +240,7 @@ class MemoryLiveStore(LiveStore):
         return views.job_view(found), {
             name: replace(
                 table.agreement,
-                without_retired=bool(table.retired),
+                leaves_out=bool(table.idle or table.retired),
                 records=table.counts.records,
                 late=table.counts.late,
             )

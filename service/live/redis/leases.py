@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -47,7 +48,9 @@ async def _claim(
     if code == "conflict":
         denied = read_denied(job_layout, stage, unknown, values[0])
         raise refusals.none_granted(stage, *denied)
-    return read_grant(job_layout, stage, claim, token, unknown, values)
+    *granted, returned = values
+    grant = read_grant(job_layout, stage, claim, token, unknown, granted)
+    return replace(grant, returned=bool(returned))
 
 
 async def _stages_by_token(

@@ -188,11 +188,11 @@ async def agreements(
                 n: Agreement(
                     schema.as_time(watermark),
                     bool(idle),
-                    bool(without_retired),
+                    bool(leaves_out),
                     int(records),
                     int(late),
                 )
-                for n, (watermark, idle, without_retired, records, late) in zip(
+                for n, (watermark, idle, leaves_out, records, late) in zip(
                     stages, agreed, strict=True
                 )
             }

@@ -200,9 +200,16 @@ def _facts(facts: ReportedFacts | None) -> msgspec.Raw | bool:
 
 
 def read_result(
-    job_layout: JobLayout, resolved: ResolvedReport, result: Sequence[Any], *, ahead: bool
+    job_layout: JobLayout,
+    resolved: ResolvedReport,
+    result: Sequence[Any],
+    *,
+    ahead: bool,
+    returned: bool,
 ) -> Reported | Exception:
-    """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published."""
+    """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published;
+    `returned`: see `Reported`.
+    """
     match result:
         case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted, ends_retirement]:
             return Reported(
@@ -215,6 +222,7 @@ def read_result(
                 ranges=resolved.lookup.names,
                 grant=_grant(job_layout, resolved, granted),
                 ends_retirement=bool(ends_retirement),
+                returned=returned,
             )
         case _:
             return _refusal(job_layout, resolved, result)

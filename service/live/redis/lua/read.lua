@@ -13,7 +13,7 @@ for k = 1, #names do
   censuses[k] = counts
   if agreements then
     agreed[k] = agreement(load(st))
-    agreed[k][3] = st.retired_before > 0
+    agreed[k][3] = st.idle_before + st.retired_before > 0
     local rows = call('HMGET', st.keys.facts, '#records', '#late')
     agreed[k][4], agreed[k][5] = tonumber(rows[1] or 0), tonumber(rows[2] or 0)
   end

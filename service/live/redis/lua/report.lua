@@ -366,10 +366,11 @@ for n, report in ipairs(cmsgpack.unpack(ARGV[3])) do
   results[n] = apply_report(stages[k], report)
 end
 -- Once for the whole batch: for the tree, it costs little more than a single report.
-local ahead = {}
+local ahead, returned = {}, {}
 for k, st in pairs(stages) do
   if st.n then write_totals(st) end
   local published = st.published
   ahead[k] = published and is_ahead(agreement(st), published.output, published.idle) or false
+  returned[k] = published and must_wait(st) or false
 end
-return reply('ok', results, ahead)
+return reply('ok', results, ahead, returned)

@@ -82,6 +82,11 @@ local function agree_keyed(lowest, total, idle, final)
   return {lowest, idle > 0 and idle + final == total}
 end
 
+-- Both are numbers; `returned_at` is nil or false if no member has returned.
+local function awaits_revision(returned_at, revision)
+  return returned_at and revision <= returned_at or false
+end
+
 local function is_ahead(reached, output, idle)
   return reached[1] > output or reached[2] ~= idle
 end

@@ -66,6 +66,7 @@ local function apply_one(st, index, weight, reported, idle)
     st.retired = st.retired - call('HDEL', st.keys.idle, index)
     if earlier == MIN then st.promised = st.promised - 1 end
     note_end_of_retirement(st, index)
+    st.has_returned = true
   end
   local now, is_idle = join_report(earlier, reported, idle)
   if is_idle and now ~= MAX then
@@ -74,7 +75,10 @@ local function apply_one(st, index, weight, reported, idle)
     -- The idleness of a key range takes nothing out of the minimum.
     return earlier, now, st.source and IDLE or now
   end
-  st.idle = st.idle - call('HDEL', st.keys.idle, index)
+  if call('HDEL', st.keys.idle, index) == 1 then
+    st.idle = st.idle - 1
+    st.has_returned = true
+  end
   return earlier, now, now
 end
 
@@ -232,9 +236,20 @@ local function write_totals(st)
   if st.retired ~= 0 and call('HINCRBY', st.keys.state, 'retired', st.retired) == 0 then
     call('HDEL', st.keys.state, 'retired')
   end
+  if st.has_returned then
+    -- Among the leases, so that to lose it is to lose the state.
+    call('HSET', LEASES, 'r' .. st.name, call('HGET', META, 'revision'))
+    st.has_returned = false
+  end
   st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
   st.retired_before = st.retired_before + st.retired
   st.promised, st.idle, st.final, st.retired = 0, 0, 0, 0
+end
+
+-- Whether an answer to ranges of the stage must wait for the next revision. Must be called after `write_totals`.
+local function must_wait(st)
+  local returned_at = call('HGET', LEASES, 'r' .. st.name)
+  return awaits_revision(returned_at and tonumber(returned_at), tonumber(call('HGET', META, 'revision')))
 end
 
 -- ---- facts
