@@ -35,6 +35,10 @@ from service.telemetry.redaction import redact
 _URLS: Final = frozenset({"ledger_url", "live_url"})
 """The settings that may come from files."""
 
+_WORKER_ANSWERS_S: Final = 20
+"""Time in which a process answers its supervisor. On a busy machine the imports of a new process alone take
+longer than uvicorn's five seconds: it would be killed, and another one started, without end."""
+
 
 def serve(workers: int, **options: object) -> None:
     """Serve until stopped. Raises `ProblemError`."""
@@ -139,6 +143,7 @@ def _serve_many(
         workers=workers,
         log_config=_logging(settings),
         **_server(settings),
+        timeout_worker_healthcheck=_WORKER_ANSWERS_S,
     )
     _print_address(listeners[0], secure=config.is_ssl)
     with contextlib.suppress(KeyboardInterrupt):

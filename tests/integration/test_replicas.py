@@ -16,7 +16,7 @@ from tests.support.api import Api
 from tests.support.binaries import wait_until
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
-from tests.support.server import Service
+from tests.support.server import ROOT, Service
 from tests.support.sketches import pending
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +191,28 @@ async def test_many_workers_share_a_port(
         left = workers()
         server.kill()
         wait_until(lambda: not any(_command(pid) for pid in left), "the workers' end")
+
+
+_SLOW_START = """\
+import sys, time
+if "--multiprocessing-fork" in sys.orig_argv:
+    time.sleep(8)
+"""
+
+
+def test_a_worker_that_starts_slowly_is_not_replaced(
+    tmp_path: Path, redis_server: RedisServer, postgres_server: PostgresServer
+):
+    """Eight seconds, as its imports may take on a busy machine: longer than uvicorn waits by default."""
+    (tmp_path / "sitecustomize.py").write_text(_SLOW_START)
+    service = Service(
+        tmp_path,
+        options=("--live-url", redis_server.url, "--workers", "2"),
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
+    service.ledger_url = postgres_server.database()
+    with service:
+        assert "died" not in (tmp_path / "service.log").read_text()
 
 
 def _command(pid: int) -> bytes:

@@ -122,7 +122,11 @@ INKED = """() => {
   one.fillStyle = ink;
   one.fillRect(0, 0, 1, 1);
   const [r, g, b] = one.getImageData(0, 0, 1, 1).data;
-  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  // A copy: the browser warns of a canvas of the page that is read again and again.
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const read = copy.getContext('2d', { willReadFrequently: true });
+  read.drawImage(canvas, 0, 0);
+  const { data } = read.getImageData(0, 0, copy.width, copy.height);
   let found = 0;
   for (let k = 0; k < data.length; k += 4) {
     found += data[k] === r && data[k + 1] === g && data[k + 2] === b;
