@@ -158,7 +158,7 @@ class Examiner:
         if vitals.no_worker:
             troubles.append(_no_worker(found))
         if vitals.silent:
-            troubles.append(_silent(found, _unchanged_since_ms(job.stages[stage])))
+            troubles.append(_silent(found, _silent_since_ms(job.stages[stage])))
         if vitals.stalled:
             stalled = await self._stalled(job, stage, seen, now)
             if stalled:
@@ -296,13 +296,9 @@ def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
     return of.trouble(Health.SILENT, silent, since_ms, because)
 
 
-def _unchanged_since_ms(stage: StageView) -> int | None:
-    """Return the moment since which a stage has neither an input nor an output watermark; None: unknown.
-
-    Each move of the input changes a stage. The moment of the last move is not the begin of a silence.
-    """
-    has_none = stage.watermark.input == MIN and stage.watermark.output == MIN
-    return stage.updated_at_ms if has_none else None
+def _silent_since_ms(stage: StageView) -> int | None:
+    """Return the moment since which a stage has been without an output watermark; None: it has one."""
+    return stage.advanced_at_ms if stage.watermark.output == MIN else None
 
 
 def _stalled(of: _Ranges, stalled: Sequence[int]) -> Trouble:

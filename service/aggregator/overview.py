@@ -122,4 +122,4 @@ def _behind(view: StageView) -> tuple[int, int]:
 
 def _worst_first(of: JobSummary) -> tuple[int, int, int, str]:
     health = Health.OK if of.found is None else of.found.health
-    return badness(health), _ORDER[of.status], of.view.updated_at_ms, of.job.name
+    return badness(health), _ORDER[of.status], of.view.advanced_at_ms, of.job.name

@@ -54,6 +54,7 @@ async def add_stages(
             "version": 0,
             "revision": row.revision,
             "updated_at_ms": at_ms,
+            "advanced_at_ms": at_ms,
         }
         for stage in layout.changed
         if stage not in present

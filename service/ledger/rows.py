@@ -132,6 +132,7 @@ def view_of(row: Row[Any]) -> StageView:
         version=row.version,
         revision=row.revision,
         updated_at_ms=row.updated_at_ms,
+        advanced_at_ms=row.updated_at_ms if row.advanced_at_ms is None else row.advanced_at_ms,
     )
 
 

@@ -180,6 +180,22 @@ def _advanced(to: Mapping[str, ColumnElement[Any]]) -> dict[str, ColumnElement[A
     }
 
 
+def _changed(
+    to: Mapping[str, ColumnElement[Any]], revision: ColumnElement[Any]
+) -> dict[str, ColumnElement[Any]]:
+    """Return all columns of a stage that an advance to these values changes."""
+    at_ms = bindparam("b_at_ms", type_=BigInteger)
+    return _advanced(to) | {
+        "version": stages.c.version + 1,
+        "revision": revision,
+        "updated_at_ms": at_ms,
+        "advanced_at_ms": case(
+            (stages.c.output < to["output"], at_ms),
+            else_=func.coalesce(stages.c.advanced_at_ms, stages.c.updated_at_ms),
+        ),
+    }
+
+
 _TO = {name: bindparam(f"b_{name}", type_=stages.c[name].type) for name in WATERMARK}
 _HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms", *COUNTS]
 ADVANCE_STAGE = (
@@ -189,12 +205,7 @@ ADVANCE_STAGE = (
         stages.c.stage == bindparam("b_stage"),
         _moves(_TO),
     )
-    .values(
-        **_advanced(_TO),
-        version=stages.c.version + 1,
-        revision=bindparam("b_revision"),
-        updated_at_ms=bindparam("b_at_ms"),
-    )
+    .values(**_changed(_TO, bindparam("b_revision", type_=BigInteger)))
 )
 FIND_NEWER = select(stages).where(
     stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
@@ -277,12 +288,7 @@ def _record_in_one_statement() -> Executable:
             stages.c.stage == advance.c.stage,
             _moves(to),
         )
-        .values(
-            **_advanced(to),
-            version=stages.c.version + 1,
-            revision=taken.c.revision,
-            updated_at_ms=bindparam("b_at_ms", type_=BigInteger),
-        )
+        .values(**_changed(to, taken.c.revision))
         .returning(*stages.c)
         .cte("moved")
     )
@@ -309,6 +315,7 @@ def _record_in_one_statement() -> Executable:
             moved.c.version,
             moved.c.revision,
             moved.c.updated_at_ms,
+            moved.c.advanced_at_ms,
         )
         .select_from(taken.outerjoin(moved, moved.c.job == taken.c.name))
         .add_cte(in_history.cte("in_history"))
@@ -346,6 +353,7 @@ START_STAGES_OVER = (
         version=0,
         revision=bindparam("b_revision"),
         updated_at_ms=bindparam("b_at_ms"),
+        advanced_at_ms=bindparam("b_at_ms"),
     )
 )
 DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))

@@ -84,6 +84,7 @@ stages = Table(
     Column("revision", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
     Column("run_holder", String(128), nullable=True),
+    Column("advanced_at_ms", BigInteger, nullable=True),
     comment="The published watermark. A stage that was taken out keeps its row: it may come back",
 )
 

@@ -22,6 +22,9 @@ class StageView:
     revision: int
     """The job's revision of the last change of this stage: orders the changes of all stages."""
     updated_at_ms: int
+    """Instant of the last change."""
+    advanced_at_ms: int
+    """Instant of the last rise of the output watermark; without one, the begin of the generation."""
 
 
 @dataclass(frozen=True, slots=True)

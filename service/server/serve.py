@@ -36,8 +36,8 @@ _URLS: Final = frozenset({"ledger_url", "live_url"})
 """The settings that may come from files."""
 
 _WORKER_ANSWERS_S: Final = 20
-"""Time in which a process answers its supervisor. On a busy machine the imports of a new process alone take
-longer than uvicorn's five seconds: it would be killed, and another one started, without end."""
+"""Time in which a process answers its supervisor. On a busy machine the imports of a new process alone
+take longer than uvicorn's five seconds: it would be killed, and another one started, without end."""
 
 
 def serve(workers: int, **options: object) -> None:

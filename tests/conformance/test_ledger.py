@@ -258,6 +258,25 @@ def test_a_job_comes_back_as_it_was(
     assert runner.run(again.get("j")).installed.stages["k"].columns is None
 
 
+@pytest.mark.parametrize("epochs", [{}, {"k": 7}])
+def test_the_last_rise_of_an_output_is_kept_while_the_input_moves(
+    ledger: Ledger, runner: asyncio.Runner, epochs: Mapping[str, int]
+) -> None:
+    """By one statement for many jobs, and job by job."""
+
+    def moments(at_ms: int, seen: int, watermark: StageWatermark) -> tuple[int, int]:
+        this = record({"k": watermark}, seen=seen, epochs=epochs)
+        view = runner.run(ledger.record([this], at_ms))["j"].views["k"]
+        assert runner.run(ledger.get("j")).installed.stages["k"].view == view
+        return view.updated_at_ms, view.advanced_at_ms
+
+    defined_at_ms = runner.run(ledger.get("j")).installed.stages["k"].view.advanced_at_ms
+    assert moments(5, 0, StageWatermark(20, MIN)) == (5, defined_at_ms)
+    assert moments(6, 1, StageWatermark(20, 10)) == (6, 6)
+    assert moments(7, 2, StageWatermark(30, 10)) == (7, 6)
+    assert moments(8, 3, StageWatermark(30, 20)) == (8, 8)
+
+
 def test_a_job_is_created_once(ledger: Ledger, runner: asyncio.Runner) -> None:
     assert runner.run(ledger.create(LAYOUT, 2)) is None
 

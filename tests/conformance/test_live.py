@@ -77,7 +77,7 @@ def installed(
         0 if progress is None else progress.run,
         {
             name: InstalledStage(
-                (views or {}).get(name, StageView(StageWatermark(), 0, 0, 0)),
+                (views or {}).get(name, StageView(StageWatermark(), 0, 0, 0, 0)),
                 progress or StageProgress(),
                 layout_version,
                 (columns or {}).get(name),
@@ -150,7 +150,7 @@ class Worker:
         return self.run(self.live.agreements("j", frozenset([stage])))[1][stage]
 
     def publish(self, version: int = 1, generation: int = 1, **watermarks: StageWatermark) -> None:
-        views = {n: StageView(w, version, version, version) for n, w in watermarks.items()}
+        views = {n: StageView(w, version, version, version, version) for n, w in watermarks.items()}
         self.run(self.live.publish("j", generation, version, views, {}))
 
     def lost(self, token: str) -> str | None:
@@ -884,7 +884,7 @@ def test_a_reset_starts_over(worker: Worker) -> None:
 def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
     fence = worker.claim(None).fence
     worker.run(worker.live.remove("j", 1))
-    view = StageView(StageWatermark(MIN, 5), 7, 7, 7)
+    view = StageView(StageWatermark(MIN, 5), 7, 7, 7, 6)
     saved = {"promises": np.array([5, 9]), "raised_at_ms": np.array([40, 0])}
     packed = {name: packed_column(column) for name, column in saved.items()}
     columns = joined_columns(2, [(0, packed)])
@@ -956,11 +956,11 @@ def test_an_older_version_is_not_published(worker: Worker) -> None:
 def test_a_watch_wakes_at_each_change(worker: Worker) -> None:
     async def scenario() -> None:
         with worker.live.watch("j", "s") as one, worker.live.watch("j") as all_of_them:
-            view = StageView(StageWatermark(5, MIN), 1, 1, 1)
+            view = StageView(StageWatermark(5, MIN), 1, 1, 1, 1)
             await worker.live.publish("j", 1, 1, {"k": view}, {})
             await asyncio.wait_for(all_of_them.wait(), 5)
             one.rearm()
-            view = StageView(StageWatermark(MIN, 5), 1, 2, 1)
+            view = StageView(StageWatermark(MIN, 5), 1, 2, 1, 1)
             await worker.live.publish("j", 1, 2, {"s": view}, {})
             await asyncio.wait_for(one.wait(), 5)
             for watch in (one, all_of_them):
@@ -1021,7 +1021,7 @@ def test_an_epoch_is_unrecorded_until_the_ledger_has_it(worker: Worker) -> None:
 
 def test_what_the_ledger_knows_more_of_is_caught_up_with(worker: Worker) -> None:
     token = worker.claim(None).token
-    view = StageView(StageWatermark(MIN, 5), 3, 7, 7)
+    view = StageView(StageWatermark(MIN, 5), 3, 7, 7, 6)
     more = installed(pipeline(), views={"s": view}, progress=StageProgress(2), revision=7)
     worker.run(worker.live.install(more))
     head = worker.run(worker.live.head("j"))

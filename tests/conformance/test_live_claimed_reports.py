@@ -88,7 +88,7 @@ class Twin:
         layouts = {"s": Stage((), SHARDS, StagePolicy(idle=IdlePolicy(1_000)))}
         flow = Pipeline({**pipeline().stages, **layouts})
         self.run(self.live.begin(replace(installed(flow), name=self.job)))
-        view = StageView(StageWatermark(INPUT, MIN), 1, 1, 1)
+        view = StageView(StageWatermark(INPUT, MIN), 1, 1, 1, 1)
         self.run(self.live.publish(self.job, 1, 1, {"k": view}, {}))
 
     def run(self, step: Any) -> Any:

@@ -14,6 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service.clock import SystemClock
 from service.errors import LeaseConflictError, UnavailableError
+from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
@@ -21,6 +22,7 @@ from service.live.port import StateLostError
 from service.live.redis.client import RedisClient
 from service.live.redis.schema import job_keys
 from service.live.redis.store import RedisLiveStore
+from service.model.jobs import StageView
 from service.model.leases import Claim, Denied
 from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
@@ -180,6 +182,26 @@ def test_a_key_that_the_server_threw_away_is_noticed(redis_server: RedisServer) 
 
 
 KEYS = ["", ":weights", ":owners"]
+
+
+def test_a_view_of_an_earlier_version_has_its_last_change_as_its_last_rise(
+    redis_server: RedisServer,
+) -> None:
+    """A replica of that version publishes it without the last member."""
+    redis_server.command("FLUSHALL")
+    view = StageView(StageWatermark(5, 4), 3, 2, 8, 7)
+
+    async def scenario() -> StageView:
+        store = RedisLiveStore(redis_server.url, SystemClock())
+        await store.open()
+        await store.begin(installed(pipeline(), views={"k": view}))
+        whole = redis_server.command("HGET", job_keys("j")[1], "k")
+        redis_server.command("HSET", job_keys("j")[1], "k", whole[:-8])
+        found = await store.job("j")
+        await store.close()
+        return found.stages["k"]
+
+    assert asyncio.run(scenario()) == replace(view, advanced_at_ms=8)
 
 
 def test_an_incarnation_does_not_begin_twice_around_a_loss(

@@ -25,7 +25,7 @@ from service.ledger.sql import SqlLedger
 from service.ledger.tables import history, incarnations, metadata
 from tests.support.server import ROOT
 
-NEWEST = "0010"
+NEWEST = "0011"
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 
 

@@ -49,6 +49,23 @@ async def test_never_reported(job: Api) -> None:
     assert "never reported" in body["because"]
 
 
+async def test_since_is_the_last_rise_of_the_output(job: Api, gauge: InProcess) -> None:
+    """A keyed stage is changed by each move of its input, too."""
+    sources, keys = await job.token("s", ttl_ms=LONG), await job.token("k", ttl_ms=LONG)
+    await job.report("s", sources, {"a": 5, "b": 5})
+    await job.report("t", await job.token("t"), {"0": {"final": True}})
+    await job.report("k", keys, {KEYS: {}}, input_watermark=5)
+    risen = (await explain(job, "k"))["since"]
+    gauge.advance(60_000)
+    await job.report("s", sources, {"a": 9, "b": 9})
+    assert (await job.watermark("k"))["updated_at"] > risen
+    assert (await explain(job, "k"))["since"] == risen
+    listed = ok(await job.client.get("/v1/overview"))["jobs"]
+    assert (listed[0]["slowest"], listed[0]["since"]) == ("k", risen)
+    await job.report("k", keys, {KEYS: {}}, input_watermark=9)
+    assert (await explain(job, "k"))["since"] > risen
+
+
 async def test_a_backlog_and_the_position_of_its_reader(job: Api) -> None:
     token = await job.token("s")
     at = {"watermark": 5, "backlog": 1_234, "position": "offset 77"}

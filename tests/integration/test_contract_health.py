@@ -198,7 +198,7 @@ async def test_a_silence_does_not_begin_with_the_last_input(job: Api):
     await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
     await job.report("sessions", sessions, {LEFT: {}}, input_watermark=10)
     [after] = [p for p in (await job.problems())["problems"] if p["stage"] == "sessions"]
-    assert (after["health"], after["since"]) == ("silent", None)
+    assert (after["health"], after["since"]) == ("silent", before["since"])
 
 
 async def test_an_idle_stage_is_not_held_back(job: Api):

@@ -77,7 +77,7 @@ class World:
         store = MemoryLiveStore(clock, tokens=lambda: str(rng.random()))
         shards = [Shard(str(k), random.Random(rng.random())) for k in range(rng.randint(2, 4))]
         stage = Stage((), ShardLayout.of(s.name for s in shards), StagePolicy(idle=POLICY))
-        start = InstalledStage(StageView(StageWatermark(), 0, 0, 0), StageProgress(), 1)
+        start = InstalledStage(StageView(StageWatermark(), 0, 0, 0, 0), StageProgress(), 1)
         flow = Pipeline({"s": stage})
         await store.begin(InstalledJob("j", flow, 1, 1, 1, 0, 0, {"s": start}))
         output, version, samples = StageWatermark(), 0, None
@@ -99,7 +99,7 @@ class World:
                 _, agreements = await store.agreements("j", frozenset("s"))
                 reached, version = agreements["s"], version + 1
                 output = output.advance(output.input, reached.watermark, idle=reached.idle)
-                view = StageView(output, version, version, now)
+                view = StageView(output, version, version, now, now)
                 await store.publish("j", 1, version, {"s": view}, {})
                 await store.settle("j", "s", turn)
 

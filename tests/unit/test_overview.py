@@ -16,7 +16,7 @@ from service.model.jobs import JobView, StageView
 from tests.support.clock import FakeClock
 
 FLOW = Pipeline({"s": Stage((), ShardLayout.of(["0"]))})
-JOB = JobView("j", FLOW, 1, 1, 1, 0, {"s": StageView(StageWatermark(), 0, 0, 0)}, 0)
+JOB = JobView("j", FLOW, 1, 1, 1, 0, {"s": StageView(StageWatermark(), 0, 0, 0, 0)}, 0)
 TOOK_MS = 40
 
 

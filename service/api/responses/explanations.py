@@ -86,9 +86,7 @@ class ExplanationBody(Struct, frozen=True):
     output_watermark: Watermark
     status: Status
     health: Annotated[Health, Meta(description="As in its watermark")]
-    since: Annotated[
-        Instant, Meta(description="Instant of the last change of its watermarks or status")
-    ]
+    since: Annotated[Instant, Meta(description="Instant of the last rise of its output watermark")]
     because: Annotated[str, Meta(description="The answer, in one sentence")]
     remedy: Annotated[
         str | None,
@@ -124,7 +122,7 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         to_wire(found.view.watermark.output),
         found.view.watermark.status,
         found.health,
-        iso(found.view.updated_at_ms),
+        iso(found.view.advanced_at_ms),
         found.because,
         found.remedy,
         [StepBody(stage, step) for stage, step in found.path],

@@ -89,7 +89,7 @@ class JobSummaryBody(Struct, frozen=True):
     ]
     output_watermark: Watermark
     data_lag_ms: int | None
-    since: Annotated[Instant, Meta(description="Instant of the last move of its watermark")]
+    since: Annotated[Instant, Meta(description="Instant of the last rise of its output watermark")]
     health: Annotated[Health | None, Meta(description="The worst of all stages; null: unknown")]
     problems: Annotated[int, Meta(ge=0, description="Number of its root causes")]
     because: Annotated[str | None, Meta(description="The worst root cause, in one sentence")]
@@ -161,7 +161,7 @@ def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
         found.status,
         to_wire(output),
         data_lag_ms(output, now_ms),
-        iso(found.view.updated_at_ms),
+        iso(found.view.advanced_at_ms),
         None if found.found is None else found.found.health,
         len(problems),
         problems[0].because if problems else None,

@@ -49,8 +49,11 @@ RIGHTS_PROBE: Key = "tidegauge:rights"
 KEYS = "tidegauge:*"
 CHANNELS = "tidegauge:changes:*"
 
-_VIEW = struct.Struct("<dd?ddd")
-_VIEW_MEMBERS = ("input", "output", "idle", "version", "revision", "updated_at_ms")
+_VIEW = struct.Struct("<dd?dddd")
+_VIEW_MEMBERS = (
+    *("input", "output", "idle", "version", "revision", "updated_at_ms"),
+    "advanced_at_ms",
+)
 _FACTS = struct.Struct("<dddddBB")
 """Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending
 follows.
@@ -145,6 +148,7 @@ def lua_header() -> str:
         "COMMITS": f"'{COMMITS_MARK.decode()}'",
         "KEPT": f"'{KEPT_MARK.decode()}'",
         "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
+        "VIEW_SIZE": _VIEW.size,
         "VIEW_VERSION": _VIEW_MEMBERS.index("version") + 1,
         "FACTS": f"'{_FACTS.format}'",
         "REPORTED_FACTS": f"'{_REPORTED_FACTS.format}'",
@@ -178,7 +182,10 @@ def pack_view(view: StageView) -> msgspec.Raw:
     """Pack a view as doubles, which hold each instant, and both ends of time, exactly."""
     w = view.watermark
     return blob(
-        _VIEW.pack(w.input, w.output, w.idle, view.version, view.revision, view.updated_at_ms)
+        _VIEW.pack(
+            *(w.input, w.output, w.idle, view.version, view.revision),
+            *(view.updated_at_ms, view.advanced_at_ms),
+        )
     )
 
 
@@ -194,12 +201,13 @@ def read_end(raw: bytes) -> RunEnd | None:
 
 def read_view(fields: Sequence[float]) -> StageView:
     """Read a view from a reply."""
-    input_, output, idle, version, revision, updated_at = fields
+    input_, output, idle, version, revision, updated_at, advanced_at = fields
     return StageView(
         StageWatermark(as_time(input_), as_time(output), bool(idle)),
         int(version),
         int(revision),
         int(updated_at),
+        int(advanced_at),
     )
 
 

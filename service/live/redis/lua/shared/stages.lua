@@ -56,6 +56,8 @@ end
 
 -- Unpacks a view: its members as `schema.pack_view` has them.
 local function unpack_view(raw)
+  -- An earlier version of the service has not written the last member: the one before stands for it.
+  if #raw < VIEW_SIZE then raw = raw .. string.sub(raw, -8) end
   local view = {struct.unpack(VIEW, raw)}
   -- The position behind the last member, which struct returns, too.
   table.remove(view)
