@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Generator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
+from typing_extensions import override
 
 from service import __version__
 from service.errors import ProblemError
@@ -190,11 +192,41 @@ def common(
     """Take the options of all commands. A command reads `--url` and `--profile` from its context."""
 
 
+_USAGE_EXIT_CODES = {"status": 3}
+"""Exit codes of wrong usage, of commands for which 2 is a result."""
+
+
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""Click's error of wrong usage, whose module depends on the version of Typer."""
+
+
+class _Command(TyperCommand):
+    """A command whose wrong usage has an exit code of its own."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with self._usage():
+            return super().parse_args(ctx, args)
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        with self._usage():
+            return super().invoke(ctx)
+
+    @contextlib.contextmanager
+    def _usage(self) -> Generator[None]:
+        try:
+            yield
+        except _UsageError as error:
+            error.exit_code = _USAGE_EXIT_CODES.get(self.name or "", error.exit_code)
+            raise
+
+
 def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
     else:
-        app.command(name)(command)
+        app.command(name, cls=_Command)(command)
 
 
 def main() -> None:

@@ -107,25 +107,25 @@ class Explainer:
         )
         if stage == root and watermarks[stage].status is Status.IDLE:
             because = _idle(stage, holders, held.total) or because
-        cause, remedy = await self._cause(view, root, observed[root], now, holders, held.least)
-        if cause is not None:
-            because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
+        found = await self._problems(view, root, observed[root], now, holders, held.least)
+        if found.cause is not None:
+            because = f"{_stands(stage, root, watermarks[stage].output)}: {found.cause}"
         elif holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
-        because += _retired_text(retired)
+        because += found.besides + _retired_text(retired)
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            remedy,
+            found.remedy,
             way,
             holders,
             held.total,
             retired,
         )
 
-    async def _cause(
+    async def _problems(
         self,
         view: JobView,
         root: str,
@@ -133,22 +133,39 @@ class Explainer:
         now: Instant,
         holders: Sequence[HoldingRange],
         least: int,
-    ) -> tuple[str | None, str | None]:
-        """Return the root cause in the words of the job's problems, and its remedy; None: it is not a
-        problem.
+    ) -> _Problems:
+        """Find the problem that is the root cause, and the worst of the others.
 
         A range with a problem may stand at the stage's minimum together with sound ones. The sound ones
-        are listed first if they have held the stage for longer, and the problem is the root cause.
+        are listed first if they have held the stage for longer, and the problem is the root cause. A
+        problem ahead of the minimum does not hold the stage yet, and may be the next to hold it.
         """
         first = holders[0].reason if holders else None
         if first is Reason.ENDED and seen.end is not None:
-            return f"its last run {ended_text(seen.end, now.wall_ms)}", None
+            return _Problems(f"its last run {ended_text(seen.end, now.wall_ms)}")
         wanted = _WANTED.get(first, _UNATTENDED) if first else ()
         troubles = await self._examiner.troubles(view, root, seen, now)
-        found = next(
+        cause = next(
             (each for each in troubles if each.health in wanted and each.lowest <= least), None
         )
-        return (None, None) if found is None else (found.because, found.remedy)
+        other = next((each for each in troubles if each is not cause), None)
+        remedied = cause or other
+        return _Problems(
+            None if cause is None else cause.because,
+            "" if other is None else f"; besides, {other.because}",
+            None if remedied is None else remedied.remedy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problems:
+    """The problems of the stage at the end of an explanation's path."""
+
+    cause: str | None = None
+    """The root cause, in the words of the job's problems; None: it is not a problem."""
+    besides: str = ""
+    """The worst of the others, as the end of a sentence."""
+    remedy: str | None = None
 
 
 _UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)

@@ -72,9 +72,12 @@ def apply(
         client = client_of(url, key_file)
         before, etag = _stored(client, name)
         changes = list(differences(before, wanted))
+        caused = list(effects(before, wanted))
         if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
+            for line in caused:
+                output().print(line, markup=False)
         if changes and dry_run:
             client.check(name, wanted)
         elif changes:
@@ -88,7 +91,7 @@ def apply(
                 )
             _apply(client, name, wanted, etag)
         done = bool(changes) and not dry_run
-        outcome = {"job": name, "changes": changes, "applied": done}
+        outcome = {"job": name, "changes": changes, "effects": caused, "applied": done}
         if not print_data(form, outcome) and changes:
             typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
 
@@ -189,6 +192,30 @@ def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
             yield from (
                 f"shard {each} of {name}" for each in stage.get("shards") or () if each not in kept
             )
+
+
+def effects(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the effects on watermarks of shards that come and go, a line for each source.
+
+    >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "t": {"shards": ["x"]}}}
+    >>> after = {"stages": {"s": {"shards": ["b", "c", "d"]}, "t": {"shards": ["x"]}}}
+    >>> for line in effects(before, after): print(line)
+    s stands still until new shards have reported: c, d
+    s does not wait any longer for: a
+    """
+    new: Mapping[str, Any] = after.get("stages", {})
+    for name, stage in before.get("stages", {}).items():
+        changed = new.get(name)
+        if not isinstance(changed, dict) or not stage.get("shards"):
+            continue
+        old_shards = dict.fromkeys(map(str, stage["shards"]))
+        new_shards = dict.fromkeys(map(str, cast("dict[str, Any]", changed).get("shards") or ()))
+        come = [each for each in new_shards if each not in old_shards]
+        gone = [each for each in old_shards if each not in new_shards]
+        if come:
+            yield f"{name} stands still until new shards have reported: {_few(come)}"
+        if gone:
+            yield f"{name} does not wait any longer for: {_few(gone)}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -53,6 +53,15 @@ def test_there_is_no_service_without_a_process(tmp_path: Path) -> None:
     assert "--workers" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "wrong", [["--limit", "none"], ["--nosuch"], ["one", "two"], ["-o", "yaml", "--json"]]
+)
+def test_a_mistyped_status_is_not_critical(tmp_path: Path, wrong: list[str]) -> None:
+    """Monitoring takes exit code 2 for a critical problem, and 3 for an unknown health."""
+    assert run("status", *wrong, cwd=tmp_path).returncode == 3
+    assert run("jobs", *wrong, cwd=tmp_path).returncode == 2
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is full")
 @pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["doctor", "--json"]])
 def test_a_full_disk_is_an_error_in_a_line(tmp_path: Path, arguments: list[str]) -> None:

@@ -390,11 +390,13 @@ async def test_a_dead_range_beside_sound_ones_is_the_root_cause(api: Api, gauge:
     assert body["remedy"] == problem_of_s["remedy"]
 
 
-async def test_a_dead_range_that_is_ahead_explains_nothing(api: Api, gauge: InProcess) -> None:
+async def test_a_dead_range_that_is_ahead_is_named_besides(api: Api, gauge: InProcess) -> None:
     await api.define({"s": {"shards": ["a", "b"]}})
     await api.report("s", await api.token("s", ["a"], ttl_ms=LONG), {"a": 5})
     await api.report("s", await api.token("s", ["b"], holder="dying", ttl_ms=1_000), {"b": 9})
     gauge.advance(5_000)
     body = await explain(api, "s")
-    assert (body["health"], body["remedy"]) == ("no_worker", None)
+    assert body["health"] == "no_worker"
     assert body["because"].startswith("s waits for range a")
+    assert "; besides, 1 of 2 ranges of s has no worker since " in body["because"]
+    assert body["remedy"] == (await api.problems())["problems"][0]["remedy"]

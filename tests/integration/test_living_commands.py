@@ -86,7 +86,10 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     assert applied(water, tmp_path)[-1] == f"job {water.job} is as in the file"
     assert applied(water, tmp_path) == ["nothing changes"]
     wider = SPEC.replace("south]", "south, east]")
-    assert applied(water, tmp_path, wider)[0] == '~ stage taps: shards: + "east"'
+    assert applied(water, tmp_path, wider)[:2] == [
+        '~ stage taps: shards: + "east"',
+        "taps stands still until new shards have reported: east",
+    ]
     assert list(water.client.job(water.job)[0]["stages"]["taps"]["shards"])[-1] == "east"
     fewer = json.dumps({"job": water.job, "stages": {"taps": {"shards": ["north"]}}})
     (tmp_path / "spec.json").write_text(fewer)
@@ -97,10 +100,12 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
         assert gone in asked.stderr
     assert "hourly" in water.client.job(water.job)[0]["stages"]
     done = run("apply", str(tmp_path / "spec.json"), "--yes", "--json", *water.url)
-    assert json.loads(done.stdout)["changes"] == [
+    shown = json.loads(done.stdout)
+    assert shown["changes"] == [
         "- stage hourly",
         '~ stage taps: shards: - "south", - "east"',
     ]
+    assert shown["effects"] == ["taps does not wait any longer for: south, east"]
     assert list(water.client.job(water.job)[0]["stages"]) == ["taps"]
 
 
