@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from spark_agent.cli.profile import PROFILE_VARIABLE, Profile, read_profile
-from spark_agent.cli.tables import Column, table_lines
+from spark_agent.cli.tables import Column, left_out, table_lines
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.client.errors import (
@@ -308,6 +308,13 @@ def table_width() -> int | None:
 def print_table(
     columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False
 ) -> None:
-    """Print a table that fits the terminal. `wide`, and in a pipe or a file: the whole table."""
-    for line in table_lines(columns, rows, None if wide else table_width()):
+    """Print a table that fits the terminal, and the headings of the columns that do not fit.
+
+    `wide`, and in a pipe or a file: the whole table.
+    """
+    width, kept = None if wide else table_width(), list(rows)
+    for line in table_lines(columns, kept, width):
         output().print(line, soft_wrap=True)
+    hidden = left_out(columns, kept, width)
+    if hidden:
+        output().print(f"-o wide also shows: {', '.join(hidden)}", style="dim", markup=False)

@@ -14,6 +14,7 @@ from spark_agent.cli.common import (
     ProfileName,
     Url,
     client_of,
+    complete_job,
     explained,
     print_data,
     print_table,
@@ -136,10 +137,11 @@ def revoke(
 
 
 def audit(
-    *,
     job: Annotated[
-        str | None, typer.Option(help="Only changes of this job.", show_default=False)
+        str | None,
+        typer.Argument(help="The job; all if left out.", autocompletion=complete_job),
     ] = None,
+    *,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of records.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
@@ -149,7 +151,7 @@ def audit(
 ) -> None:
     """Show the audit: created, changed, reset and deleted jobs, opened runs, made and revoked keys.
 
-    Examples: `tidegauge audit`, `tidegauge audit --job scores --limit 5 --json`
+    Examples: `tidegauge audit`, `tidegauge audit scores --limit 5 --json`
     """
     with explained("audit", url):
         found = client_of(url, key_file).audit(limit=limit, job=job)

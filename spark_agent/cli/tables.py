@@ -69,6 +69,20 @@ def table_lines(
     return [heading, *(_line(columns, layout, cells, style or "") for cells, style in lines)]
 
 
+def left_out(
+    columns: Sequence[Column], rows: Iterable[Sequence[object]], width: int | None
+) -> Sequence[str]:
+    """Return the headings of the columns with text for which a terminal is too narrow.
+
+    >>> left_out([Column("stage"), Column("holder", 1)], [["taps", "driver-1"]], 10)
+    ['holder']
+    """
+    cells = [[plain(cell).plain for cell in row] for row in rows]
+    shown = _layout(columns, cells, width).shown
+    filled = _filled(columns, cells)
+    return [columns[each].heading for each in filled if each not in shown]
+
+
 def _line(columns: Sequence[Column], layout: _Layout, cells: Sequence[str], style: str) -> Text:
     parts: list[str] = []
     for number in layout.shown:

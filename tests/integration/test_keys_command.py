@@ -263,7 +263,7 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         assert (newest["action"], newest["address"]) == ("revoke-key", "127.0.0.1")
         assert len(ok(client.get("/v1/audit?limit=2"))["records"]) == 2
     where = {"TIDEGAUGE_URL": service.url, "TIDEGAUGE_KEY": ADMIN}
-    found = run("audit", "--job", "audited", "--json", cwd=tmp_path, environment=where).stdout
+    found = run("audit", "audited", "--json", cwd=tmp_path, environment=where).stdout
     records = json.loads(found)["records"]
     assert [(each["action"], each["by"], each["detail"]) for each in records] == [
         ("delete-job", "admin (environment)", ""),

@@ -296,8 +296,11 @@ def test_a_name_that_is_none(flights: Flights, open_page: Opened):
     refused = frozenset({"404"})
     with open_page("/#/jobs/no-such-job", allowed=refused) as page:
         expect(page.get_by_role("alert")).to_contain_text("no-such-job")
+        expect(page.get_by_role("alert").get_by_role("link", name="All jobs")).to_be_visible()
     with open_page(f"{JOB}/stages/none", allowed=refused) as page:
         expect(page.get_by_role("alert")).to_contain_text("has no stage none")
+        page.get_by_role("alert").get_by_role("link", name="Its stages").click()
+        expect(page.get_by_role("heading", level=1)).not_to_have_text("none")
 
 
 def test_an_idle_stage_is_not_explained_before_an_active_one(service: Service, open_page: Opened):

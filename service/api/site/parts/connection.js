@@ -1,5 +1,6 @@
 /** Whether what is shown is up to date. */
 import { html } from "../lib/html.js";
+import { link } from "../lib/route.js";
 import { duration } from "../lib/time.js";
 
 /** @param {{connection: import("../lib/job-store.js").Connection}} props */
@@ -7,7 +8,8 @@ export function Connection({ connection }) {
   const { state, problem, since } = connection;
   const ago = duration(Math.floor((Date.now() - since) / 1_000) * 1_000);
   if (state === "refused") {
-    return html`<p role="alert" class="alert">${problem?.message}</p>`;
+    return html`<p role="alert" class="alert">${problem?.message}
+      ${problem?.status === 404 && html` <a href=${link()}>All jobs</a>`}</p>`;
   }
   return html`<p role="status" class=${`connection ${state}`} data-state=${state}>
     ${state === "live" && html`<span aria-hidden="true">●</span> live`}

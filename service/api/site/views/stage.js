@@ -1,6 +1,7 @@
 /** One stage: where its watermarks are and were, its ranges, and when it will be done. */
 import { html } from "../lib/html.js";
 import { useJob, useNow } from "../lib/hooks.js";
+import { link } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
 import { Connection } from "../parts/connection.js";
 import { Eta } from "../parts/eta.js";
@@ -23,7 +24,8 @@ export function StageView({ route, me, zone }) {
   const missing = store.graph && !store.graph.has(route.stage);
   return html`
     <div class="heading"><h1>${route.stage}</h1><${Connection} connection=${store.connection} /></div>
-    ${missing && html`<p role="alert" class="alert">The job ${route.job} has no stage ${route.stage}.</p>`}
+    ${missing && html`<p role="alert" class="alert">The job ${route.job} has no stage ${route.stage}.
+      <a href=${link({ job: route.job })}>Its stages</a></p>`}
     ${stage && html`<${Facts} ...${given} throttled=${store.throttle?.shards[route.stage]} />`}
     ${stage && why !== undefined && html`
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
