@@ -168,6 +168,9 @@ class _Problems:
     remedy: str | None = None
 
 
+_NOTED_FROM_MS: Final = 1_000
+"""Time for which a promise is unchanged before an explanation mentions it."""
+
 _UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)
 _WANTED: Final[Mapping[Reason, tuple[Health, ...]]] = {
     Reason.NEVER_REPORTED: (Health.SILENT, *_UNATTENDED),
@@ -309,11 +312,8 @@ def _phrase(
 ) -> str:
     view = holding.view
     at = "no time" if view.promise == MIN else time_text(view.promise)
-    still = (
-        f", unchanged for {duration_text(max(0, now_ms - view.raised_at_ms))}"
-        if view.raised_at_ms
-        else ""
-    )
+    still_ms = now_ms - view.raised_at_ms if view.raised_at_ms else 0
+    still = f", unchanged for {duration_text(still_ms)}" if still_ms >= _NOTED_FROM_MS else ""
     oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
     hold_ms = view.note.holds.get(holding.component or "", MIN)
     found = advice.get(view.name)

@@ -89,9 +89,13 @@ def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> Leas
 
 def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
     """Return the error: the stage belongs to another run (0: to none)."""
-    whose = f"run {theirs}" if theirs else "no run"
-    owner = f"run {ours}" if ours else "no run"
-    return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", ours or None)
+    if not ours:
+        detail = f"stage {stage!r} is not of run {theirs}, since it does not have a run: open one"
+    elif not theirs:
+        detail = f"stage {stage!r} belongs to run {ours}: the request has to name its run"
+    else:
+        detail = f"stage {stage!r} belongs to run {ours}, not to run {theirs}"
+    return StaleRunError(detail, ours or None)
 
 
 def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:
