@@ -291,7 +291,6 @@ class EpochCommits:
                 add_reports(newest, tally.promises)
                 if stage.is_dynamic:
                     self._finalisation.add_joined(stage.name, tally.promises)
-                    self._joined.note(stage.name, tally.promises)
                 self._in_flight.add(stage, tally, self._states.promised(stage.name))
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:

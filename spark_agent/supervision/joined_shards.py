@@ -1,8 +1,8 @@
-"""Shards that have joined the dynamic sources of a query, which a restored ledger may have forgotten."""
+"""Shards that join the dynamic sources of a query, also those that a restored ledger lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -35,6 +35,10 @@ class JoinedShards:
     A ledger that was restored from a backup lacks the shards that have joined since then, and its
     watermark would pass those that are quiet. The query's checkpoint has them. So each run begins with a
     claim of all: a shard joins with its first claim, and a second one changes nothing.
+
+    A task's report may be dropped, or the service may have reached its limit of ranges. So the driver
+    claims a new shard before it commits the epoch that has the shard's first rows, and notes the shard
+    before that: if the query ends meanwhile, the next run begins with the claim.
     """
 
     def __init__(self, query: StartedQuery, client: Client, notes: JoinedNotes) -> None:
@@ -44,6 +48,8 @@ class JoinedShards:
         self._sources = {each.name: each for each in query.stages.sources if each.is_dynamic}
         self._watched = frozenset(query.stages.watched)
         self._noted: dict[str, set[str]] = {}
+        self._claimed: dict[str, set[str]] = {stage: set() for stage in self._sources}
+        """Shards that have joined, by an answer of the service to a claim of the run."""
         self._run: int | None = None
         """The run that has claimed the noted shards."""
         self._acknowledged: int | None = None
@@ -58,38 +64,38 @@ class JoinedShards:
         if self._run == reporter.run:
             return
         for stage in self._sources:
-            noted = sorted(self._find_noted(stage))
-            for first in range(0, len(noted), _MOST_CLAIMED):
-                self._claim(reporter, stage, noted[first : first + _MOST_CLAIMED])
+            self._claimed[stage].clear()
+            self._claim(reporter, stage, self._find_noted(stage))
         self._run = reporter.run
         self._acknowledged = None
 
     def join(self, reporter: DriverReporter, stage: str, shards: Iterable[str]) -> Collection[str]:
-        """Claim shards that are known before a task has read them, and note them. Return the new ones.
+        """Note shards and claim those that have not joined yet. Return the new ones.
 
-        Before the commit of the epoch: the watermark must not pass a partition that waits unread.
+        Before the commit of the epoch: the watermark must not pass a shard that the service lacks.
+        Raises `LimitReached` if the service has not room for them.
         """
-        new = sorted(set(shards).difference(self._find_noted(stage), self._sources[stage].shards))
-        for first in range(0, len(new), _MOST_CLAIMED):
-            # Shards that are denied have joined: a task holds them.
-            self._claim(reporter, stage, new[first : first + _MOST_CLAIMED])
-        self.note(stage, new)
+        new = set(shards).difference(self._claimed[stage], self._sources[stage].shards)
+        self._note(stage, new)
+        self._claim(reporter, stage, new)
         return new
 
-    def _claim(self, reporter: DriverReporter, stage: str, shards: Sequence[str]) -> None:
+    def _claim(self, reporter: DriverReporter, stage: str, shards: Collection[str]) -> None:
         """Claim shards, and keep the lease: a shard without one would pass for one without a worker.
 
         The lease on a shard that may be idle is unwatched, since the query does not poll the shard yet.
         """
-        with suppress(LeaseConflict):
-            reporter.claim_some(stage, shards, watched=stage not in self._watched)
+        names = sorted(shards)
+        for first in range(0, len(names), _MOST_CLAIMED):
+            some = names[first : first + _MOST_CLAIMED]
+            # Shards that are denied have joined: a task holds them.
+            with suppress(LeaseConflict):
+                reporter.claim_some(stage, some, watched=stage not in self._watched)
+            self._claimed[stage].update(some)
 
-    def note(self, stage: str, shards: Iterable[str]) -> None:
-        """Note the shards that tasks have read for a source."""
-        if stage not in self._sources:
-            return
+    def _note(self, stage: str, shards: Collection[str]) -> None:
         noted = self._find_noted(stage)
-        new = set(shards).difference(noted, self._sources[stage].shards)
+        new = set(shards).difference(noted)
         if new:
             self._notes.note_joined(stage, new)
             noted |= new

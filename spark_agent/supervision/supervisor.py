@@ -30,7 +30,7 @@ from spark_agent.exceptions import (
     QueryFailedError,
 )
 from spark_agent.executor.in_flight import StageInFlight
-from spark_agent.executor.tally import Tallies
+from spark_agent.executor.tally import Tallies, shards_with_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.sources.kafka import unread
@@ -129,6 +129,7 @@ class Supervisor:
         self.query = query
         self.running = running
         self._client = client
+        self._tallies = tallies
         self._run = run
         self._resumed_after = resumed_after
         self._open_run = open_run
@@ -457,7 +458,7 @@ class Supervisor:
         is_due = self._commits.uncommitted is not None or self._finalisation.is_drained
         self._topics.check(now=is_due)
         if (batch := self._commits.uncommitted) is not None:
-            self._join_partitions(self._reporter(run), batch)
+            self._join_shards(self._reporter(run), batch)
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), batch)
             self._commits.commit(run)
@@ -491,14 +492,18 @@ class Supervisor:
             if self._finalisation.obstacle is not None:
                 self.running.fail(self._finalisation.obstacle)
 
-    def _join_partitions(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
-        """Let the partitions of topics join, also those of which no row was read yet."""
-        if self._finalisation.is_drained:
-            # A partition that is added from now on is not among what the query was to read.
-            return
+    def _join_shards(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
+        """Let the shards join that are new in a batch, and partitions of topics that wait unread.
+
+        A task's report lets its shard join, unless the report was dropped or rejected.
+        """
         for stage in self.query.stages.dynamic:
-            topics = self.query.stages.topics.get(stage, ())
-            shards = unread(batch.read, batch.latest, topics)
+            read = shards_with_rows(self._tallies, self.query.name, stage, batch.epoch)
+            # Once drained, a partition that is added is not among what the query was to read.
+            topics = (
+                () if self._finalisation.is_drained else self.query.stages.topics.get(stage, ())
+            )
+            shards = {*read, *unread(batch.read, batch.latest, topics)}
             self._finalisation.add_joined(stage, self._joined.join(reporter, stage, shards))
 
     def _reporter(self, run: int) -> DriverReporter:

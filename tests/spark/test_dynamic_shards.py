@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_agent import OldCheckpointError, Pipeline
+from spark_agent.client.client import Client
 from spark_agent.executor.tally import Count
 from spark_agent.jvm.progress import Listener
 from tests.spark.flow import (
@@ -118,6 +119,12 @@ def test_a_ledger_that_is_lost_while_shards_are_quiet_ends_the_query(
     assert flow.output_of(SOURCE) == -1
 
 
+def holders(flow: Flow) -> dict[str, str]:
+    """The holder of each shard that is under a lease."""
+    shards = flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]
+    return {each["range"]: each["holder"] for each in shards if each["holder"] is not None}
+
+
 def joins_after_a_backup(
     flow: Flow, service: Service, running: Pipeline, folder: Path
 ) -> list[Reading]:
@@ -129,8 +136,9 @@ def joins_after_a_backup(
     service.back_up(folder)
     right = [Reading("right", "a", second) for second in range(15, 25)]
     flow.write(right)
-    noted = flow.checkpoint / "tidegauge" / "joined" / "1" / SOURCE / "right"
-    until(noted.exists, "another one has joined, and its epoch is acknowledged")
+    # The driver's claim outranks the task's once the epoch is acknowledged.
+    until(lambda: holders(flow).get("right", "").endswith(".driver"), "another one has joined")
+    assert (flow.checkpoint / "tidegauge" / "joined" / "1" / SOURCE / "right").exists()
     return [*left, *right]
 
 
@@ -221,3 +229,31 @@ def test_a_bounded_query_whose_shards_cannot_join_fails_and_can_be_continued(
             ended(flow.start(running, frame, bounded=True))
         assert flow.watermark(SOURCE).final
         assert not with_windows or flow.counted() == windows(readings)
+
+
+def test_an_epoch_waits_until_its_new_shards_have_joined_also_in_the_next_run(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service has not room for the new shard: committed without it, the epoch passed its rows."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    left = [Reading("left", "a", second) for second in range(60)]
+    right = [Reading("right", "a", second) for second in range(20)]
+    with Service(folder, environment={"TIDEGAUGE_MAX_RANGES_PER_JOB": str(1 + RANGES)}) as service:
+        flow = Flow(spark, service.url, tmp_path)
+        flow.write([*left, *right])
+        with pipeline(flow) as running:
+            flow.start(running, flow.counts(running))
+            until(lambda: "TIDEGAUGE_MAX_RANGES_PER_JOB" in caplog.text, "it cannot join")
+            assert flow.output_of(SOURCE) == -1
+        assert flow.client.commits(JOB, SOURCE)["epoch"] is None
+    with Service(folder) as service:
+        flow.url, flow.client = service.url, Client(service.url)
+        flow.write(ahead := [Reading("left", "a", second) for second in range(60, 90)])
+        with pipeline(flow) as running:
+            ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW))
+        assert flow.output_of(SOURCE) == -1, "it waits for the one that could not join before"
+        flow.write(late := [Reading("right", "a", second) for second in range(20, 90)])
+        with pipeline(flow) as running:
+            ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows([*left, *right, *ahead, *late])
