@@ -173,6 +173,24 @@ def shards_with_rows(
     )
 
 
+def unreported_shards(
+    tallies: Tallies, query: str, stage: str, through_epoch: int
+) -> frozenset[str]:
+    """Return the shards of a source with rows whose report the commit of an epoch may not apply.
+
+    A task may have dropped the report, or the report is of an earlier epoch, which is not committed on
+    its own. A shard that was reported is among them if another one of its stage was not. Safe like
+    `pop_tallies`.
+    """
+    return frozenset(
+        shard
+        for key, tally in list(tallies.items())
+        if key[:2] == (query, stage) and key[2] <= through_epoch
+        if key[2] < through_epoch or tally.total.get(Count.REPORTS_DROPPED, 0)
+        for shard in tally.promises
+    )
+
+
 def pop_rows(
     tallies: Tallies, query: str, stage: str, through_epoch: int
 ) -> list[tuple[int, Mapping[str, Rows]]]:

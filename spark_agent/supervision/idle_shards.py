@@ -13,7 +13,7 @@ from typing import Final
 from spark_agent.client.client import Client
 from spark_agent.client.reports import Lease, RangeReport, StageProgress
 from spark_agent.clock import Clock
-from spark_agent.executor.tally import Tallies, shards_with_rows
+from spark_agent.executor.tally import Tallies, shards_with_rows, unreported_shards
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.sources.kafka import positions, unread
@@ -79,15 +79,19 @@ class QuietWatch:
         Either their source is rate limited, or reads in a way of its own; logs in folders report which
         shards have more. The number of rows is unknown, except of topics. A task reads a shard that is
         denied.
+
+        A shard with rows whose task could not report has a backlog, too: by the commit alone it would
+        look quiet. Its report is pending, and ends the backlog. A shard that is denied was reported, or
+        is read by a task of the next batch.
         """
         for stage, topics in self._stages.topics.items():
             self._positions[stage] = positions(batch.read, topics)
         for stage in self._stages.watched:
-            seen = shards_with_rows(self._tallies, self._query.name, stage, batch.epoch)
-            reports = self._may_have_more(stage, batch)
-            self._report_backlog(
-                reporter, stage, {each: reports[each] for each in reports.keys() - seen}
-            )
+            of_batch = (self._tallies, self._query.name, stage, batch.epoch)
+            unreported = unreported_shards(*of_batch).intersection(self._not_final[stage])
+            reports = dict.fromkeys(unreported, SOME_BACKLOG) | self._may_have_more(stage, batch)
+            left = reports.keys() - (shards_with_rows(*of_batch) - unreported)
+            self._report_backlog(reporter, stage, {each: reports[each] for each in left})
 
     def report_unread(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
         """Report the rows of topics that a batch has left unread, after the commit of its epoch.
