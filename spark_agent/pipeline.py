@@ -104,6 +104,7 @@ from spark_agent.soundness.query_stages import (
     check_event_times,
     stage_of,
 )
+from spark_agent.soundness.second_readings import check_second_readings
 from spark_agent.soundness.settings import (
     check_days,
     check_percentile,
@@ -858,12 +859,8 @@ class Pipeline:
         check_is_writer(writer)
         check_flag("bounded", bounded)
         trigger = check_writer(writer, bounded=bounded)
-        if on_fenced not in {"stop", "continue"}:
-            raise ValueError(f"invalid on_fenced {on_fenced!r}: write 'stop' or 'continue'")
-        if on_lost_checkpoint not in {"stop", "continue"}:
-            raise ValueError(
-                f"invalid on_lost_checkpoint {on_lost_checkpoint!r}: write 'stop' or 'continue'"
-            )
+        _check_reaction("on_fenced", on_fenced)
+        _check_reaction("on_lost_checkpoint", on_lost_checkpoint)
         late_writers = _listed(late)
         for each in late_writers:
             check_is_writer(each)
@@ -893,6 +890,8 @@ class Pipeline:
         check_days(tree, str(self._spark.conf.get("spark.sql.session.timeZone")))
         check_settings(self._spark, [each for each in controls if not each.is_gate])
         check_event_times(self._plans.several_event_times(frame))
+        sources = sum(each.sources for each in (tree, *late_plans))
+        check_second_readings(tree, trigger, self._job.stages, stages.names, sources)
         strategies = {
             stage_of(node.tag): self._strategies[node.tag]
             for node in tree.walk()
@@ -938,7 +937,7 @@ class Pipeline:
             links,
             checkpoint,
             late_rows,
-            sources=sum(each.sources for each in (tree, *late_plans)),
+            sources=sources,
             ranges=_kept_ranges(tree, stages),
             windows=note_of(firing, frame.schema, outputs),
         )
@@ -1007,6 +1006,11 @@ def _warn(of: Sequence[str]) -> None:
 def _listed(late: DataStreamWriter | Sequence[DataStreamWriter]) -> list[DataStreamWriter]:
     """Return the writers of late rows. What is not a writer is refused later."""
     return list(late) if isinstance(late, (list, tuple)) else [late]  # pyright: ignore
+
+
+def _check_reaction(option: str, reaction: str) -> None:
+    if reaction not in {"stop", "continue"}:
+        raise ValueError(f"invalid {option} {reaction!r}: write 'stop' or 'continue'")
 
 
 def _kept_ranges(plan: Node, stages: QueryStages) -> dict[str, int]:

@@ -211,9 +211,14 @@ class Node:
             yield from child.walk()
 
     @property
+    def is_source(self) -> bool:
+        """True for a streaming source."""
+        return self.operator in _SOURCES
+
+    @property
     def sources(self) -> int:
         """The number of streaming sources that the plan reads, one that is read twice counting twice."""
-        return sum(node.operator in _SOURCES for node in self.walk())
+        return sum(node.is_source for node in self.walk())
 
     @property
     def is_control_union(self) -> bool:

@@ -121,7 +121,7 @@ def check(
     tags = [node.tag for node in plan.walk() if node.tag]
     sources = [stage_of(tag) for tag in tags if tag.startswith(SOURCE_TAG)]
     reported = [stage_of(tag) for tag in tags if tag.startswith(RANGES_TAG)]
-    watermarked = _unique(control.stage for control, _ in _controlled(plan))
+    watermarked = _unique(control.stage for control, _ in controlled(plan))
     if not sources and not watermarked and not reported:
         raise UnsoundPlanError(
             "the query does not execute a stage: build it with source() or watermarked()"
@@ -178,7 +178,7 @@ def check_early(plan: Node, stages: Mapping[str, StageSpec]) -> EarlyStage | Non
 
     Raises `UnsoundPlanError` if the query does both, or reports under a percentile watermark.
     """
-    followed = _unique(control for control, _ in _controlled(plan))
+    followed = _unique(control for control, _ in controlled(plan))
     early = {
         EarlyStage(each.stage, each.percentile, frozenset(upstream(stages, each.stage, ())))
         for each in followed
@@ -227,7 +227,7 @@ def _unique(found: Iterator[T]) -> list[T]:
     return list(dict.fromkeys(found))
 
 
-def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
+def controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
     """Yield each control source of a plan, with the union that has the control source and the data."""
     for node in plan.walk():
         if node.is_control_union:
@@ -236,7 +236,7 @@ def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
 
 
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
-    for control, union in _controlled(plan):
+    for control, union in controlled(plan):
         _, data = union.children
         if output_rows(data).buffered:
             raise UnsoundPlanError(

@@ -18,6 +18,7 @@ from spark_agent.client.errors import DeclaredOtherwise
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.plan import PlanReader
 from tests.spark.flow import (
+    AVAILABLE_NOW,
     BOUND,
     COUNTS,
     DEADLINE_S,
@@ -191,6 +192,31 @@ def test_a_source_that_is_read_twice(alone: Flow, pipeline: Pipeline) -> None:
     once = alone.source(pipeline)
     with pytest.raises(ValueError, match="'sensors' is in this query more than once"):
         alone.start(pipeline, once.union(once))
+
+
+def self_join(flow: Flow, pipeline: Pipeline, *, source_first: bool) -> DataFrame:
+    """Pairs of readings of a key within a minute, of which one side is read with `source()`."""
+    sides = [flow.source(pipeline), flow.readings()]
+    one, other = sides if source_first else reversed(sides)
+    left = pipeline.watermarked(one, stage=COUNTS, event_time="at").alias("l")
+    right = pipeline.watermarked(other, stage=COUNTS, event_time="at").alias("r")
+    near = "l.key = r.key AND r.at BETWEEN l.at - INTERVAL 1 MINUTE AND l.at + INTERVAL 1 MINUTE"
+    joined = left.join(right, F.expr(near)).select("l.key", F.col("l.at").alias("at"))
+    return pipeline.report(joined, stage=COUNTS, event_time="at")
+
+
+def test_a_self_join_whose_second_reading_ends_before_the_source(flow: Flow) -> None:
+    """Rows that arrive between the two ends would be late in the next run."""
+    flow.files_per_batch = None
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        frame = self_join(flow, pipeline, source_first=False)
+        with pytest.raises(
+            ValueError, match=r"'counts' reads data without source\(\).* Put it first"
+        ):
+            flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+        frame = self_join(flow, pipeline, source_first=True)
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
 
 
 @pytest.mark.parametrize("bound", ["later", None, 1.5, True])
