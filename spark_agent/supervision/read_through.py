@@ -52,6 +52,9 @@ class ReadThrough:
         self._stages = query.stages
         # Such a run reads what was there at its start, however long it takes.
         self._most_ms = started_ms if query.trigger.is_available_now else None
+        self._is_one_batch = query.trigger.ends and not query.trigger.is_available_now
+        self._has_planned = False
+        """True once this run has committed a batch that it has planned itself."""
         self._started_ms = started_ms
         self._reader: str | None = None
         self._polls: _Polls | None = None
@@ -106,11 +109,17 @@ class ReadThrough:
         first = self._first_epoch = batch.epoch if self._first_epoch is None else self._first_epoch
         polls = self._polls
         is_new = batch.epoch > first or (polls is not None and polls.epoch < batch.epoch)
+        self._has_planned = self._has_planned or is_new
         if is_new and (self._stages.reads_all or batch.read_nothing):
             self._raise(batch.triggered_ms)
 
     def note_end(self) -> None:
-        """Note that the query has ended by itself, since it has read everything."""
+        """Note that the query has ended by itself, since it has read everything.
+
+        A run of one batch has read nothing anew if it repeats the batch of a run before.
+        """
+        if self._is_one_batch and not self._has_planned:
+            return
         self._ended_ms = self._started_ms
         self._raise(self._started_ms)
 

@@ -410,6 +410,37 @@ def test_a_nightly_wall_clock_covers_what_was_there_at_the_start(flow: Flow) -> 
     assert not pipeline.counts[Count.LATE_ROWS]
 
 
+def test_a_run_of_one_batch_that_repeats_one_promises_nothing_about_rows_since(flow: Flow) -> None:
+    """The batch ends where the run before had planned it to end."""
+
+    def fail(batch: DataFrame, epoch: int) -> None:
+        raise RuntimeError(f"no batch {epoch} today")
+
+    def read(batch: DataFrame, _: int) -> None:
+        batch.count()
+
+    def run(write: Callable[[DataFrame, int], None], pipeline: Pipeline) -> StreamingQuery:
+        writer = flow.source(pipeline, WallClock("1 s")).writeStream.foreachBatch(write)
+        writer = writer.option("checkpointLocation", str(flow.checkpoint)).trigger(once=True)
+        return pipeline.start(writer)
+
+    flow.files_per_batch = None
+    flow.write([Reading("left", "a", 0)])
+    with (
+        flow.pipeline() as pipeline,
+        pytest.raises(StreamingQueryException, match="no batch 0 today"),
+    ):
+        run(fail, pipeline).awaitTermination(DEADLINE_S)
+    flow.write([Reading("left", "a", 1)])
+    with flow.pipeline() as pipeline:
+        ended(run(read, pipeline))
+    assert flow.output_of(SOURCE) == -1, "the second file is unread"
+    began = now_ms()
+    with flow.pipeline() as pipeline:
+        ended(run(read, pipeline))
+    assert flow.output_of(SOURCE) >= began - 1_000
+
+
 @pytest.mark.parametrize(
     ("event_time", "strategy", "message"),
     [

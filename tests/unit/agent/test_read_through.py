@@ -6,19 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.jvm.writer import ONCE, Trigger
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.read_through import ReadThrough
 from tests.unit.agent.queries import CONTINUOUS, NIGHTLY, source, started
 
 STAGE = "s"
+ONE_BATCH = Trigger(ONCE)
 SHARDS = ("a", "b")
 
 
-def query(*, reads_all: bool = True, by_shard: bool = False, nightly: bool = False) -> StartedQuery:
+def query(
+    *,
+    reads_all: bool = True,
+    by_shard: bool = False,
+    nightly: bool = False,
+    trigger: Trigger = CONTINUOUS,
+) -> StartedQuery:
     return started(
         [source(STAGE)],
-        trigger=NIGHTLY if nightly else CONTINUOUS,
+        trigger=NIGHTLY if nightly else trigger,
         reads_all=reads_all,
         by_shard={STAGE} if by_shard else (),
     )
@@ -123,6 +131,19 @@ def test_a_run_that_ends_covers_what_was_there_at_its_start() -> None:
     assert of(unread) is None
     unread.note_end()
     assert of(unread) == 100
+
+
+def test_a_run_of_one_batch_that_repeats_one_has_read_nothing_of_what_came_since() -> None:
+    """The end of the batch is that of its plan, from a run before."""
+    repeating = ReadThrough(query(trigger=ONE_BATCH), 100)
+    repeating.note_batch(batch(7, 105))
+    repeating.note_end()
+    assert of(repeating) is None
+    read = ReadThrough(query(trigger=ONE_BATCH), 100)
+    read.note_poll("gate", 110, None)
+    read.note_batch(batch(7, 109))
+    read.note_end()
+    assert of(read) == 109
 
 
 def test_the_clock_alone_does_not_keep_a_run_going_that_ends() -> None:
