@@ -9,6 +9,7 @@ from typing import Final
 from spark_agent.client.client import StageWatermark
 from spark_agent.client.errors import LimitReached, StaleRun, UnknownStage
 from spark_agent.jvm.checkpoint import Beginning
+from spark_agent.jvm.progress import cause_line
 from spark_agent.started_query import StartedQuery
 
 _log: Final = logging.getLogger("spark_agent")
@@ -195,4 +196,16 @@ def skips_message(query: str, beginning: Beginning) -> str:
         f"{beginning.output} already has batches up to {beginning.written}, which its checkpoint has "
         f"not planned: Spark's file sink would skip them, and their rows would be lost. Either restore "
         f"the checkpoint that belongs to this output, or start over with an empty output and a new one"
+    )
+
+
+def supervisor_failed_message(query: str, error: Exception) -> str:
+    """Return the message of a query whose supervisor has failed by an unexpected error.
+
+    >>> supervisor_failed_message("q", KeyError("a"))
+    "tidegauge: query q: its supervisor has failed, and nothing reports for it: KeyError: 'a'"
+    """
+    cause = f"{type(error).__name__}: {cause_line(str(error))}"
+    return (
+        f"tidegauge: query {query}: its supervisor has failed, and nothing reports for it: {cause}"
     )

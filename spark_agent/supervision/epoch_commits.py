@@ -92,6 +92,8 @@ class EpochCommits:
         self._watermark_ms = 0
         """Spark's watermark in the latest batch that the service has taken."""
         self._uncommitted: CommittedBatch | None = None
+        self._unpromised: list[CommittedBatch] = []
+        """Batches that strategies with state have still to count, oldest first."""
         self._late: Counter[str] = Counter()
         """By stage: late rows that no attempt of a commit has brought yet."""
         self._corrections: Counter[str] = Counter()
@@ -112,7 +114,7 @@ class EpochCommits:
     @property
     def are_reported(self) -> bool:
         """True if the service has taken everything that Spark has committed."""
-        return self._uncommitted is None and not self.pending
+        return self._uncommitted is None and not self._unpromised and not self.pending
 
     def add(self, batch: CommittedBatch) -> None:
         """Add a batch that Spark has committed. Both the feed and Spark's listener bus bring each."""
@@ -122,7 +124,7 @@ class EpochCommits:
         # Only the latest matters: watermarks rise from epoch to epoch.
         self._uncommitted = batch
         self._read.note_batch(batch)
-        self._promise_by_state(batch)
+        self._unpromised.append(batch)
         self._sessions.add(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
@@ -133,18 +135,21 @@ class EpochCommits:
             self.counts.add(stage, {_COUNTS[fate]: rows})
             self._late[stage] += rows
 
-    def _promise_by_state(self, batch: CommittedBatch) -> None:
+    def promise_by_state(self) -> None:
         """Add the promises of strategies with state to the reports that are pending.
 
-        Not with the commit: the states do not wait for a service that is away.
+        Not with the commit: the states do not wait for a service that is away. Raises `Py4JError` if the
+        checkpoint cannot be read: then the batch is still to be counted.
         """
-        try:
-            promises = self._states.update(batch)
-        except StrategyError as error:
-            self._running.fail(str(error))
-            return
-        for stage, promised in promises.items():
-            self.pending.add(stage, {shard: RangeReport(ms) for shard, ms in promised.items()})
+        while self._unpromised:
+            try:
+                promises = self._states.update(self._unpromised[0])
+            except StrategyError as error:
+                self._running.fail(str(error))
+                promises = {}
+            del self._unpromised[0]
+            for stage, promised in promises.items():
+                self.pending.add(stage, {shard: RangeReport(ms) for shard, ms in promised.items()})
 
     def count_unreported(self) -> None:
         """Count the rows of batches that the service has not taken, at the query's end."""

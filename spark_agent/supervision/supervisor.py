@@ -19,6 +19,8 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from py4j.protocol import Py4JError
+
 from spark_agent.client.client import Client
 from spark_agent.client.errors import LimitReached, StaleRun, UnknownJob, UnknownStage
 from spark_agent.client.responses import RunOutcome
@@ -46,6 +48,7 @@ from spark_agent.supervision.diagnostics import (
     older_ledger_message,
     removed_message,
     reset_message,
+    supervisor_failed_message,
 )
 from spark_agent.supervision.driver_reporter import DriverReporter
 from spark_agent.supervision.epoch_commits import EpochCommits
@@ -58,6 +61,7 @@ from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
 from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates, StateNotes
+from spark_agent.supervision.storage_errors import StorageErrors
 from spark_agent.supervision.topic_ids import TopicIds, TopicNotes
 
 _log: Final = logging.getLogger("spark_agent")
@@ -149,6 +153,7 @@ class Supervisor:
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
+        self._storage = StorageErrors(query.name, clock)
         self._finalisation = Finalisation(query, running, client, waits)
         self._complete = CompleteShards(query, waits, self._finalisation, clock)
         self._joined = JoinedShards(query, client, notes)
@@ -284,6 +289,11 @@ class Supervisor:
         except (OldCheckpointError, FinalSourceError, QueryFailedError) as error:
             # The service was away when the query was started, or a topic was made again.
             self.running.fail(str(error))
+        except Exception as error:  # noqa: BLE001  (whatever it is)
+            # Without its supervisor, the query would go on unreported, and might end well.
+            _log.exception("query %s: its supervisor has failed", self.query.name)
+            with suppress(Py4JError):
+                self.running.fail(supervisor_failed_message(self.query.name, error))
         else:
             if not self._commits.are_reported:
                 self._commits.count_unreported()
@@ -309,10 +319,12 @@ class Supervisor:
         not, or no longer, its own, and `QueryFailedError` if a topic was made again.
         """
         pause_ms = _TICK_MS
+        began_ms = self._clock.steady_ms()
         while not self._finished():
-            self._receive(pause_ms)
-            began_ms = self._clock.steady_ms()
             try:
+                self._receive(pause_ms)
+                began_ms = self._clock.steady_ms()
+                self._commits.promise_by_state()
                 self._step()
             except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError):
                 raise
@@ -326,7 +338,13 @@ class Supervisor:
                     self._on_limit(error)
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+            except Py4JError as error:
+                self._storage.note(error)
+                self._last_error = self._storage.latest
+                self._notify_step(failing=True)
+                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
+                self._storage.clear()
                 self._last_error = None
                 self._sessions_are_due = self._sessions.is_due or (
                     self.query.open_sessions is not None and bool(self._commits.pending)
@@ -335,6 +353,8 @@ class Supervisor:
                 self._notify_step(failing=False)
                 due_ms = (self._leases.due_ms, self._quiet.due_ms)
                 pause_ms = _pause_ms(due_ms, began_ms, self._clock.steady_ms())
+        if self.running.error is None:
+            self._storage.check()
 
     def _end_run(self) -> None:
         if self._run is not None:
@@ -344,7 +364,7 @@ class Supervisor:
     def _outcome(self) -> tuple[RunOutcome, str]:
         if not self.running.has_started:
             return "failed", self._abandoned or "the query was not started"
-        error = self.running.error
+        error = self.running.error or self.running.failure
         if error is not None:
             return "failed", error.replace("\0", "")
         by_itself = self.running.has_ended_by_itself(self.query.trigger)
@@ -430,8 +450,10 @@ class Supervisor:
             case Signal.ENDED | Signal.STOP:
                 if self.running.has_ended_by_itself(self.query.trigger):
                     self._read.note_end()
-                self._finalisation.check_drained(self._commits.committed.epoch)
-                self._set_shutdown_deadline()
+                try:
+                    self._finalisation.check_drained(self._commits.committed.epoch)
+                finally:
+                    self._set_shutdown_deadline()
 
     def _set_shutdown_deadline(self) -> None:
         """Set when to give up. A query that was ended is followed by another start, which makes good for

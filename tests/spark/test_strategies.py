@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -28,6 +29,7 @@ from spark_agent.strategies import (
     Rows,
     WallClock,
 )
+from spark_agent.supervision import storage_errors
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
@@ -157,6 +159,49 @@ def test_the_promise_of_a_noted_state_is_made_again(flow: Flow) -> None:
         frame = flow.counts(pipeline, Counting())
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, on_lost_checkpoint="continue"))
         assert flow.output_of(SOURCE) == START_MS + 30
+
+
+def begin_with_an_unreadable_state(flow: Flow) -> Path:
+    """Run a first day, and put a folder in place of the noted states; return the folder."""
+    flow.write(steady(range(10)))
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline, Counting()), trigger=AVAILABLE_NOW))
+    [noted] = (flow.checkpoint / "tidegauge" / "states" / SOURCE).glob("[0-9]*")
+    noted.rename(noted.with_name(".kept"))
+    noted.mkdir()
+    flow.write(steady(range(10, 20)))
+    return noted
+
+
+def test_a_checkpoint_that_cannot_be_read_fails_the_query_with_the_cause(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor ended, nothing reported any more, and the last run ended well."""
+    monkeypatch.setattr(storage_errors, "PATIENCE_MS", 500)
+    noted = begin_with_an_unreadable_state(flow)
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, Counting())
+        query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True)
+        with pytest.raises(
+            StreamingQueryException, match=rf"could not be read.*{noted.name}.*director"
+        ):
+            query.awaitTermination(DEADLINE_S)
+    assert flow.client.runs(JOB, limit=1)["runs"][0]["outcome"] == "failed"
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_retried(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    noted = begin_with_an_unreadable_state(flow)
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, Counting())
+        query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True)
+        until(lambda: "cannot be read, so nothing is reported" in caplog.text, "it cannot be read")
+        noted.rmdir()
+        noted.with_name(".kept").rename(noted)
+        ended(query)
+    assert flow.watermark(COUNTS).final
+    assert flow.counted() == windows(steady(range(20)))
 
 
 class Broken(Counting):
