@@ -93,6 +93,8 @@ class StageWatermark:
     """The job's generation, which rises with each reset."""
     etag: str | None = field(default=None, compare=False)
     """Names the watermarks, for `Client.watermark_since`."""
+    retired: int = field(default=0, compare=False)
+    """Number of the stage's ranges that an operator has retired."""
 
     @property
     def final(self) -> bool:
@@ -108,6 +110,7 @@ class StageWatermark:
             body["status"],
             body.get("generation", 0),
             etag,
+            body.get("ranges", {}).get("retired", 0),
         )
 
 

@@ -118,6 +118,15 @@ class RangeReport:
     oldest_work_ms: int | None = None
     position: str = ""
 
+    @property
+    def has_news(self) -> bool:
+        """True if records were read, or nothing more comes. The rest is facts, or a promise by them.
+
+        >>> RangeReport(5, records=1).has_news, RangeReport(records=0, backlog=1).has_news
+        (True, False)
+        """
+        return bool(self.records) or self.final
+
     def __add__(self, later: RangeReport) -> RangeReport:
         """Merge two reports of a source's shard, the second of which is the later one.
 

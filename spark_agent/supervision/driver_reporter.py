@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,9 +19,19 @@ WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
 
 
+def _not_one(stage: str) -> frozenset[str]:
+    """Return the retired ranges of a stage, where none is."""
+    del stage
+    return frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class DriverReporter:
-    """Claims ranges and reports for them, with the driver's rank after one epoch."""
+    """Claims ranges and reports for them, with the driver's rank after one epoch.
+
+    A report ends the retirement of its range. So of a retired range, only news are reported: a report
+    of facts alone is left out, as if it had been made.
+    """
 
     client: Client
     job: str
@@ -35,6 +45,8 @@ class DriverReporter:
     """The last batch that Spark had committed when the query started; -1: none."""
     has_ended: bool = False
     """True once the query has ended: a batch that it leaves uncommitted was interrupted."""
+    retired: Callable[[str], frozenset[str]] = _not_one
+    """Returns the retired ranges of a stage."""
 
     def claim(
         self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
@@ -89,27 +101,37 @@ class DriverReporter:
         ttl_ms: int | None = None,
         watched: bool = True,
     ) -> list[str]:
-        """Report for shards of a source; return the granted ones."""
-        if not reports:
-            return []
+        """Report for shards of a source; return the granted ones, and those that are left out."""
+        left_out = sorted(self._left_out(stage, reports))
+        due = {shard: reports[shard] for shard in sorted(reports) if shard not in left_out}
+        if not due:
+            return left_out
         try:
             reported = self.client.claim_and_report(
                 self.job,
                 stage,
-                {shard: reports[shard] for shard in sorted(reports)},
+                due,
                 holder=self._holder,
                 ttl_ms=ttl_ms or self.ttl_ms,
                 rank=self._rank,
                 watched=watched,
             )
         except LeaseConflict:
-            return []
-        return list(reported.granted)
+            return left_out
+        return [*reported.granted, *left_out]
+
+    def _left_out(self, stage: str, reports: Mapping[str, RangeReport]) -> frozenset[str]:
+        facts = {name for name, report in reports.items() if not report.has_news}
+        return self.retired(stage) & facts if facts else frozenset()
 
     def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:
         """Report under a lease; return whether it was not lost to the next batch's tasks meanwhile."""
+        left_out = self._left_out(stage, reports)
+        due = {shard: report for shard, report in reports.items() if shard not in left_out}
+        if not due:
+            return True
         try:
-            self.client.report(self.job, stage, lease, reports)
+            self.client.report(self.job, stage, lease, due)
         except LeaseLost:
             return False
         return True
@@ -123,9 +145,17 @@ class DriverReporter:
         idle: bool = False,
         oldest_work_ms: int | None = None,
     ) -> bool:
-        """Report a keyed stage's progress for what a lease has granted; return whether it counts."""
+        """Report a keyed stage's progress for what a lease has granted; return whether it counts.
+
+        A retired range is left to its task, which reports in each batch. The promise of the stage is
+        that of the other ranges.
+        """
         report = RangeReport(idle=idle, holds=progress.holds, oldest_work_ms=oldest_work_ms)
         reports = dict.fromkeys(lease.granted, report)
+        for left_out in self._left_out(stage, reports):
+            del reports[left_out]
+        if not reports:
+            return True
         try:
             self.client.report(self.job, stage, lease, reports, input_ms=progress.input_ms)
         except (InputAhead, LeaseLost):

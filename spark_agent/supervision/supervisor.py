@@ -58,6 +58,7 @@ from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.lease_keeper import LeaseKeeper
 from spark_agent.supervision.read_through import ReadThrough
+from spark_agent.supervision.retired_ranges import RetiredRanges
 from spark_agent.supervision.run_end import end_run
 from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates, StateNotes
@@ -154,6 +155,7 @@ class Supervisor:
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
         self._storage = StorageErrors(query.name, clock)
+        self._retired = RetiredRanges(client, query.job)
         self._finalisation = Finalisation(query, running, client, waits)
         self._complete = CompleteShards(query, waits, self._finalisation, clock)
         self._joined = JoinedShards(query, client, notes)
@@ -475,6 +477,7 @@ class Supervisor:
                 return
             self._run = self._open_run(self.query.stages.names)
         run = self._run
+        self._retired.begin_step()
         self._joined.rejoin(self._reporter(run))
         self._finalisation.find_joined_shards()
         is_due = self._commits.uncommitted is not None or self._finalisation.is_drained
@@ -539,4 +542,5 @@ class Supervisor:
             resumed_after=self._resumed_after,
             # Read once more: a query that does not stop in time still runs its tasks.
             has_ended=self._shutdown_deadline_ms is not None and self.running.has_ended,
+            retired=self._retired.of,
         )
