@@ -10,10 +10,11 @@ from spark_agent.client.client import Client
 from spark_agent.client.errors import InputAhead, LeaseConflict, LeaseLost
 from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
 
-DRIVER_ATTEMPT: Final = 2**31 - 1
-"""The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,
-but not the next epoch's tasks, since the epoch is compared first. Once the query has ended, the next
-epoch's tasks were interrupted, and what they hold is claimed too."""
+DRIVER_ATTEMPT: Final = 2**53
+"""The attempt in the driver's claims: the largest number that the service takes. A task's is a count of
+all tasks of its application, in 64 bits. The driver outranks all tasks of its epoch, which have ended by
+then, but not the next epoch's tasks, since the epoch is compared first. Once the query has ended, the
+next epoch's tasks were interrupted, and what they hold is claimed too."""
 
 WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
