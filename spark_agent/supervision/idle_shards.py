@@ -172,16 +172,18 @@ class QuietWatch:
         *,
         polls: bool,
         drained: bool,
-    ) -> None:
-        """Report that a query polls its sources and finds nothing, while that is so.
+    ) -> bool:
+        """Report that a query polls its sources and finds nothing, while that is so. Return whether
+        that has ended with this call: the leases are short, and others have to take their place.
 
         It does not poll while it waits, and a batch that it has just ended is still to be committed.
         Once it has `drained` its input, nothing more is to come.
         """
         now_ms = self._clock.steady_ms()
         if not polls or not self._finds_nothing(now_ms):
+            was_watching = self._watch_again_ms is not None
             self._end(reporter, keeps=reporter.may_hold and not drained)
-            return
+            return was_watching
         self._unwatched.drop()
         if self._watch_again_ms is None or now_ms >= self._watch_again_ms:
             self._hold_watched(reporter, committed)
@@ -191,6 +193,7 @@ class QuietWatch:
         if now_ms >= self._report_again_ms and committed.epoch >= 0 and not drained:
             self._report_backlogs(reporter, committed)
             self._report_again_ms = now_ms + _REPORT_MS
+        return False
 
     def _finds_nothing(self, now_ms: int) -> bool:
         """Return whether the query has polled its sources just now, and found nothing.

@@ -21,7 +21,19 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
-from tests.spark.flow import BOUND, COUNTS, JOB, SHARDS, SOURCE, Flow, Reading, until
+from spark_agent.supervision.driver_reporter import WATCH_MS
+from tests.spark.flow import (
+    BOUND,
+    COUNTS,
+    JOB,
+    RANGES,
+    SHARDS,
+    SOURCE,
+    SPEC,
+    Flow,
+    Reading,
+    until,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -90,6 +102,42 @@ def test_a_keyed_task_that_hangs_before_its_first_row_is_stalled(flow: Flow, stu
             until(lambda: healths(flow).get(COUNTS) == "stalled", "the batch is stalled")
             assert reason(flow, COUNTS) == "stalled"
         until(lambda: not healths(flow), "the problem is solved")
+        query.stop()
+
+
+def test_a_keyed_stage_that_was_idle_has_a_worker_in_the_batch_after(
+    flow: Flow, stuck: Path
+) -> None:
+    """The lease of an idle range is short. The next claim was due a third of a long lease later."""
+    idle = {"after_ms": 1_000, "then": "exclude"}
+    spec = {**SPEC, SOURCE: {"shards": SHARDS, "idle": idle}}
+    options: Any = {"spark": flow.spark, "poll": "50 ms", "lease_ttl": "60 s"}
+    with Pipeline(flow.url, JOB, spec, **options) as pipeline:
+        read = flow.readings()
+        rows = pipeline.source(
+            read.mapInPandas(_hanging(stuck), read.schema),
+            stage=SOURCE,
+            shard="sensor",
+            event_time="at",
+            strategy=BOUND,
+        )
+        rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
+        flow.write([Reading(sensor, "a", 20) for sensor in SHARDS])
+        query = flow.start(pipeline, pipeline.report(rows, stage=COUNTS, event_time="at"))
+        until(lambda: flow.watermark(COUNTS).status == "idle", "it has nothing to emit")
+        found: set[str | None] = set()
+
+        def is_held() -> bool:
+            found.add(healths(flow).get(COUNTS))
+            ranges = flow.client.ranges(JOB, COUNTS, limit=RANGES)["ranges"]
+            return all((each["expires_in_ms"] or 0) > 2 * WATCH_MS for each in ranges)
+
+        until(lambda: not is_held(), "its leases are short")
+        with _touched(stuck):
+            flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+            until(lambda: query.status["isDataAvailable"], "the batch hangs")
+            until(is_held, "the driver holds its ranges")
+        assert "no_worker" not in found
         query.stop()
 
 
