@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import Literal
 
 from service.clock import Clock
+from service.consistency.records import record_jobs
 from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob, overtaken
 from service.errors import UnavailableError
-from service.ledger.port import JobRecord, Ledger, Recorded
+from service.ledger.port import JobRecord, Ledger, Recorded, RejectedValueError
 from service.live.port import LiveStore, StateLostError
 from service.model.history import row_counts
 from service.model.jobs import JobView
@@ -248,10 +249,16 @@ class Publisher:
         if not prepared:
             return done, []
         try:
-            taken = await self._ledger.record([r for _, r in prepared], self._clock.wall_ms())
+            taken, rejected = await record_jobs(
+                self._ledger, [record for _, record in prepared], self._clock.wall_ms()
+            )
         except UnavailableError as error:
             self._fail_waiting(touched, {record.job: error for _, record in prepared})
             return done, []
+        for job, error in rejected.items():
+            self._pass_over(job, touched[job], error)
+        done |= dict.fromkeys(rejected)
+        prepared = [each for each in prepared if each[1].job not in rejected]
         shown = await side_by_side(
             prepared,
             lambda each: self._show(*each, taken.get(each[1].job), touched[each[1].job]),
@@ -268,6 +275,13 @@ class Publisher:
                 done[record.job] = outcome
         self._fail_waiting(touched, waiting)
         return done, moved
+
+    def _pass_over(self, job: str, pending: TouchedJob, error: RejectedValueError) -> None:
+        """Fail the requests that wait for a job. The reconciler touches the job again."""
+        log.error("cannot record job %s, passing over it: %s", job, error.detail)
+        self._metrics.publish_failures.inc()
+        pending.reject(error)
+        self._dropped.add(job)
 
     async def _show(
         self, view: JobView, record: JobRecord, recorded: Recorded | None, pending: TouchedJob

@@ -245,10 +245,18 @@ class Reconciler:
 
         async def compare(job: tuple[JobHead, LivePosition]) -> None:
             head, live = job
-            with suppress(UnknownJobError, StateLostError):
+            try:
                 await self._compare(head, live, is_dropped=head.job in self._dropped)
-                compared[head.job] = live
-                self._dropped.discard(head.job)
+            except (UnknownJobError, StateLostError):
+                return
+            except UnavailableError:
+                raise
+            except Exception:
+                # One job's trouble is no other job's. The next comparison retries it.
+                log.exception("cannot compare job %s", head.job)
+                return
+            compared[head.job] = live
+            self._dropped.discard(head.job)
 
         await side_by_side(changed, compare, _AT_ONCE)
         self._behind_before = behind

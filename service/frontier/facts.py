@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -138,6 +139,19 @@ def note_activity(earlier: Facts | None, *, now_ms: int) -> Facts:
     return replace(earlier, quiet_since_ms=now_ms)
 
 
+MAX_COUNT: Final = 2**63 - 1
+"""The largest count that the ledger and Redis can keep. A count stays there."""
+
+
+def add_count(count: int, more: int) -> int:
+    """Add to a count. The sum saturates: a greater one would keep its job from being recorded.
+
+    >>> add_count(5, 2), add_count(MAX_COUNT - 1, 2) == MAX_COUNT
+    (7, True)
+    """
+    return min(count + more, MAX_COUNT)
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Records, late rows and corrections of a stage."""
@@ -153,8 +167,8 @@ class Counts:
         >>> Counts(5, 1).plus(ReportedFacts(records=2))
         Counts(records=7, late=1, corrections=0)
         """
-        records, late = self.records + (reported.records or 0), self.late + reported.late
-        return Counts(records, late, self.corrections)
+        records = add_count(self.records, reported.records or 0)
+        return Counts(records, add_count(self.late, reported.late), self.corrections)
 
     def plus_committed(self, late: int, corrections: int) -> Counts:
         """Add the counts of a commit.
@@ -162,7 +176,11 @@ class Counts:
         >>> Counts(5, 1).plus_committed(late=2, corrections=3)
         Counts(records=5, late=3, corrections=3)
         """
-        return Counts(self.records, self.late + late, self.corrections + corrections)
+        all_late, all_corrections = (
+            add_count(self.late, late),
+            add_count(self.corrections, corrections),
+        )
+        return Counts(self.records, all_late, all_corrections)
 
 
 UNKNOWN = -1

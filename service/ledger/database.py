@@ -1,4 +1,5 @@
-"""Access to the ledger's database: every wait has a timeout, and every failure is an `UnavailableError`.
+"""Access to the ledger's database: every wait has a timeout, and every failure is an `UnavailableError`,
+but for a value that does not fit its column.
 
 SQLite has one connection, and one transaction at a time. Postgres has a pool, and its transactions run
 side by side, separated by the locks on rows.
@@ -7,20 +8,16 @@ side by side, separated by the locks on rows.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import URL, AsyncAdaptedQueuePool, Executable, NullPool, Row, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from service.errors import StoreRefusedError, UnavailableError
+from service.ledger.deadlines import CURRENT_DEADLINE, Deadline, DriverConnection, with_deadline
 from service.ledger.migrate import migrating, run_migrations
 from service.ledger.sessions import LIMITS, check_sessions, setter
 from service.ledger.sqlite_file import SqliteFile
@@ -59,52 +56,11 @@ _OWNER_LOCK_TIMEOUT = {"lock_timeout": "1000"}
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
-class _DriverConnection(Protocol):
-    """The used part of `psycopg.AsyncConnection`."""
-
-    @property
-    def closed(self) -> bool: ...
-    def fileno(self) -> int: ...
-
-
-class _Deadline:
-    """The deadline of one transaction. At the deadline, the connection's socket is shut down.
-
-    A cancellation of the task would not help: psycopg would request a cancellation from the server, and
-    wait for a server that does not answer. To psycopg, SQLAlchemy and the pool, a socket that was shut
-    down is a dead connection, and all three discard it.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.expired = False
-        self.committing = False
-        self._connection: _DriverConnection | None = None
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
-
-    def watch(self, connection: _DriverConnection | None) -> None:
-        """Shut this connection down at the deadline; None: none."""
-        self._connection = connection
-        if self.expired:
-            self._expire()
-
-    def end(self) -> None:
-        """Stop the timer: the transaction has ended."""
-        self._timer.cancel()
-
-    def _expire(self) -> None:
-        self.expired = True
-        if self._connection is None or self._connection.closed:
-            return
-        # On a duplicate of the descriptor: only psycopg may close the original.
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-
-
-_CURRENT_DEADLINE: ContextVar[_Deadline] = ContextVar("_CURRENT_DEADLINE")
-
-
 class Database:
-    """Transactions of the database. Raises `UnavailableError` for one that cannot complete."""
+    """Transactions of the database. Raises `UnavailableError` for one that cannot complete.
+
+    A value that does not fit its column is a `RejectedValueError`.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = _checked_url(url)
@@ -152,7 +108,7 @@ class Database:
     async def check_sessions(self) -> None:
         """Raise `StoreRefusedError` if a connection to Postgres is not a single session."""
         engine = _postgres(self._url, pooled=False)
-        async with _with_deadline(_TRANSACTION_TIMEOUT_S):
+        async with with_deadline(_TRANSACTION_TIMEOUT_S):
             await check_sessions(engine)
 
     async def _check_pages(self) -> None:
@@ -190,7 +146,7 @@ class Database:
         None: the connection was lost. The statement may or may not have been committed, so the caller
         must be able to repeat it safely.
         """
-        async with _with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
+        async with with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
             try:
                 async with self._autocommit.connect() as db:
                     deadline.watch(await _driver_connection(db))
@@ -211,11 +167,11 @@ class Database:
 
     async def _run(self, engine: AsyncEngine, work: Work[R], timeout_s: float) -> R:
         if self.is_sqlite:
-            async with self._writer_lock, _with_deadline(timeout_s) as deadline:
+            async with self._writer_lock, with_deadline(timeout_s) as deadline:
                 if self._file is not None:
                     self._file.check()
                 return await _attempt(engine, work, deadline)
-        async with _with_deadline(timeout_s) as deadline:
+        async with with_deadline(timeout_s) as deadline:
             try:
                 return await _attempt(engine, work, deadline)
             except DBAPIError as error:
@@ -239,7 +195,7 @@ class Database:
         """
         await self._leave_database()
         engine = _postgres(self._url, owner=True)
-        async with _with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
+        async with with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
             db = await engine.connect()
             try:
                 deadline.watch(await _driver_connection(db))
@@ -262,20 +218,7 @@ class Database:
             await owner.close()
 
 
-@asynccontextmanager
-async def _with_deadline(timeout_s: float) -> AsyncGenerator[_Deadline]:
-    deadline = _Deadline(timeout_s)
-    token = _CURRENT_DEADLINE.set(deadline)
-    try:
-        yield deadline
-    except (DBAPIError, PoolTimeoutError, OSError) as error:
-        raise UnavailableError(f"the ledger does not answer: {_reason(error)}") from error
-    finally:
-        deadline.end()
-        _CURRENT_DEADLINE.reset(token)
-
-
-async def _attempt(engine: AsyncEngine, work: Work[R], deadline: _Deadline) -> R:
+async def _attempt(engine: AsyncEngine, work: Work[R], deadline: Deadline) -> R:
     async with engine.connect() as db:
         deadline.watch(await _driver_connection(db))
         result = await work(db)
@@ -290,16 +233,10 @@ async def _lines(db: AsyncConnection, statement: Executable) -> list[str]:
     return [str(row[0]) for row in await db.execute(statement)]
 
 
-async def _driver_connection(db: AsyncConnection) -> _DriverConnection | None:
+async def _driver_connection(db: AsyncConnection) -> DriverConnection | None:
     if db.dialect.name == "sqlite":
         return None
-    return cast("_DriverConnection", (await db.get_raw_connection()).driver_connection)
-
-
-def _reason(error: Exception) -> str:
-    """Return the driver's message without the statement: it is sent to clients."""
-    message = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-    return message.splitlines()[0] if message else type(error).__name__
+    return cast("DriverConnection", (await db.get_raw_connection()).driver_connection)
 
 
 # ---- engines
@@ -368,11 +305,11 @@ def _postgres(url: URL, *, owner: bool = False, pooled: bool = True) -> AsyncEng
 
 class _Adapted(Protocol):
     @property
-    def driver_connection(self) -> _DriverConnection: ...
+    def driver_connection(self) -> DriverConnection: ...
 
 
 def _watch_new_connection(connection: _Adapted, _record: object) -> None:
-    deadline = _CURRENT_DEADLINE.get(None)
+    deadline = CURRENT_DEADLINE.get(None)
     if deadline is not None:
         deadline.watch(connection.driver_connection)
 

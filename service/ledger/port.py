@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from service.errors import ProblemError
 from service.frontier.graph import StageWatermark
 from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk, Columns
@@ -17,6 +18,10 @@ from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
 from service.model.runs import EndedRun, NewRun, RunEnd, RunRecord
+
+
+class RejectedValueError(ProblemError):
+    """The ledger rejects a value that does not fit its column. A retry is rejected again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,8 @@ class Ledger(Protocol):
         The write is monotone and conditional: a job whose incarnation, generation or layout differs from
         the given one (or that has changed, see `JobRecord.unless_newer`) is skipped as a whole, and
         missing from the result.
+
+        Raises `RejectedValueError` if a value of any job does not fit: then nothing is recorded.
         """
         ...
 

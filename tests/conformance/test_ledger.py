@@ -21,7 +21,7 @@ from service.errors import (
 from service.frontier.graph import StageWatermark
 from service.frontier.health import Outcome
 from service.frontier.timestamps import MAX, MIN
-from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
+from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded, RejectedValueError
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk, Columns
 from service.model.history import HistoryPoint, RowCounts
@@ -125,6 +125,16 @@ def promises(stored: StoredJob, stage: str = "k") -> list[int] | None:
 def column(stored: StoredJob, name: str, stage: str = "k") -> list[int] | None:
     found = stored.installed.stages[stage].columns
     return None if found is None else found[name].tolist()
+
+
+@pytest.mark.parametrize("epochs", [{}, {"s": 1}])
+def test_a_value_out_of_range_is_rejected_and_is_not_an_outage(
+    ledger: Ledger, runner: asyncio.Runner, epochs: Mapping[str, int]
+) -> None:
+    poisoned = record(output(5), epochs=epochs, counts={"s": RowCounts(2**63, 0)})
+    with pytest.raises(RejectedValueError, match="the ledger rejects a value"):
+        runner.run(ledger.record([poisoned], 1))
+    assert list(runner.run(ledger.record([record(output(5), epochs=epochs)], 2))) == ["j"]
 
 
 def test_each_job_begins_incarnations_of_its_own_and_they_rise(

@@ -534,6 +534,23 @@ def test_agreements_have_the_rows_of_their_stages(worker: Worker) -> None:
     assert (below.records, below.late) == (0, 0)
 
 
+def test_counts_end_at_the_largest_integer_of_the_ledger(worker: Worker) -> None:
+    """Beyond it the ledger rejects the record, with the advances in it."""
+    many = [f"{number:04}" for number in range(1_024)]
+    worker.run(worker.live.begin(installed(pipeline(ShardLayout.of(many)), incarnation=2)))
+    token = worker.claim(many).token
+    each = ReportedFacts(records=2**53, late=2**53)
+    worker.report(token, dict.fromkeys(many, 5), facts=dict.fromkeys(many, each))
+    assert worker.observe().counts == Counts(MAX, MAX)
+    worker.report(token, {many[0]: 6}, facts={many[0]: ReportedFacts(records=1, late=0)})
+    stages = {"s": StageCommit(late=1, corrections=2**53)}
+    worker.run(worker.live.commit("j", Commit(0, 1, stages)))
+    assert worker.observe().counts == Counts(MAX, MAX, 2**53)
+    _, agreements = worker.run(worker.live.agreements("j", frozenset({"s"})))
+    found = agreements["s"]
+    assert (found.watermark, found.records, found.late) == (5, MAX, MAX)
+
+
 def test_a_refused_commit_counts_no_corrections(worker: Worker) -> None:
     worker.commit(4, s=None)
     ahead = {"s": StageCommit(corrections=3), "k": StageCommit(99, corrections=3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,17 @@ import pytest
 from service.clock import SystemClock
 from service.consistency import publisher
 from service.consistency.publisher import Publisher
+from service.consistency.reconciler import Reconciler
 from service.errors import UnavailableError
 from service.frontier.agreement import Agreement
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
-from service.ledger.port import JobRecord, NewLayout, Recorded
+from service.ledger.port import JobRecord, NewLayout, Recorded, RejectedValueError
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
-from service.model.jobs import JobView
+from service.model.history import RowCounts
+from service.model.jobs import JobView, StoredJob
 from service.model.leases import Claim
 from service.model.reports import Report
 from service.telemetry.metrics import Metrics
@@ -247,6 +250,73 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[Publisher, MemoryLiveSto
     yield at_work, live, tokens
     at_work.stop()
     await running
+    await ledger.close()
+
+
+class Poisoned(SqlLedger):
+    """A ledger for which the record of one job has a count that no column can keep."""
+
+    async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
+        counts = {"s": RowCounts(2**63, 0)}
+        poisoned = [replace(r, counts=counts) if r.job == "j" else r for r in records]
+        return await super().record(poisoned, at_ms)
+
+
+async def test_invariant_9_a_job_whose_values_are_rejected_does_not_block_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    ledger = Poisoned(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    publisher = Publisher(live, ledger, SystemClock(), Metrics())
+    await define(ledger, live)
+    for job in ("a", "z"):
+        stored = await ledger.create(NewLayout(job, SPEC, ("s", "k")), 1)
+        assert stored is not None
+        await live.begin(stored.installed)
+    for job in ("a", "j", "z"):
+        token = (await live.claim(job, "s", Claim(None, "x", 60_000, Rank()))).token
+        await live.report(job, "s", Report(token, ["a", "b"], [6, 7]))
+        publisher.touch(job, ["s"])
+    waits = asyncio.ensure_future(publisher.flush("j"))
+    await asyncio.sleep(0)
+    assert await publisher.round()
+    outputs = {job: (await live.stage(job, "s"))[1].watermark.output for job in ("a", "j", "z")}
+    assert outputs == {"a": 6, "j": MIN, "z": 6}
+    with pytest.raises(RejectedValueError, match="the ledger rejects a value"):
+        await waits
+    assert "cannot record job j" in caplog.text
+    # The reconciler retries it.
+    assert publisher.take_dropped() == {"j"}
+    await ledger.close()
+
+
+class Unreadable(SqlLedger):
+    """A ledger that fails to read one job."""
+
+    async def get(self, job: str) -> StoredJob:
+        if job == "a":
+            raise ValueError("damaged")
+        return await super().get(job)
+
+
+async def test_invariant_9_a_job_that_cannot_be_compared_does_not_keep_another_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    ledger = Unreadable(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    publisher = Publisher(live, ledger, SystemClock(), Metrics())
+    reconciler = Reconciler(live, ledger, publisher, SystemClock(), Metrics())
+    await define(ledger, live)
+    stored = await ledger.create(NewLayout("a", SPEC, ("s", "k")), 1)
+    assert stored is not None
+    await live.begin(stored.installed)
+    for job, read in (("a", stored), ("j", await ledger.get("j"))):
+        advance = {"s": StageWatermark(MIN, 6)}
+        await ledger.record([JobRecord(job, read.installed.incarnation, 1, 1, 0, advance, {})], 1)
+    await reconciler.reconcile()
+    await reconciler.reconcile()
+    assert (await live.stage("j", "s"))[1].watermark.output == 6
+    assert "cannot compare job a" in caplog.text
     await ledger.close()
 
 

@@ -138,7 +138,7 @@ async def _read_all(
     return [await steps.with_layout(job, read)] * len(wanted)
 
 
-_Agreed = tuple[float, bool, bool, float, float]
+_Agreed = tuple[float, bool, bool, str, str]
 """An agreement, and the records and late rows of the stage."""
 
 

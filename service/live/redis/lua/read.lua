@@ -15,7 +15,8 @@ for k = 1, #names do
     agreed[k] = agreement(load(st))
     agreed[k][3] = st.idle_before + st.retired_before > 0
     local rows = call('HMGET', st.keys.facts, '#records', '#late')
-    agreed[k][4], agreed[k][5] = tonumber(rows[1] or 0), tonumber(rows[2] or 0)
+    -- As text: a double would round a large count, up to one more than the ledger can keep.
+    agreed[k][4], agreed[k][5] = rows[1] or '0', rows[2] or '0'
   end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')

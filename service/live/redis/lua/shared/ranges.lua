@@ -263,9 +263,17 @@ local function read_facts(raw)
   return facts
 end
 
--- Adds to a count of a stage: '#records', '#late' or '#corrections'.
+local MAX_COUNT = '9223372036854775807'
+
+-- Adds to a count of a stage: '#records', '#late' or '#corrections'. Mirrors `add_count` in service/frontier/facts.py:
+-- Redis adds, since a double is not exact, and refuses a sum that is too large. The error would leave the step
+-- half applied.
 local function add_count(st, name, more)
-  if more > 0 then call('HINCRBY', st.keys.facts, name, text(more)) end
+  if more <= 0 then return end
+  local sum = redis.pcall('HINCRBY', st.keys.facts, name, text(more))
+  if type(sum) ~= 'table' then return end
+  if not string.find(sum.err, 'overflow', 1, true) then error(sum) end
+  call('HSET', st.keys.facts, name, MAX_COUNT)
 end
 
 -- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
