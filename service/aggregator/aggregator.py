@@ -122,7 +122,7 @@ class Aggregator:
             self._publisher,
             self._reconciler,
             self.keys,
-            IdlePolicies(live, self._live, self.throttling, self._publisher),
+            IdlePolicies(live, self._live, self.throttling, self._publisher, clock),
             DynamicShards(live, self._live, self.definitions),
             clock,
             shutdown,

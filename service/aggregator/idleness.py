@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
+from service.aggregator.store_clocks import StoreClocks
 from service.aggregator.throttling import Throttling
+from service.clock import Clock
 from service.consistency.publisher import Publisher
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import ProblemError
+from service.frontier.clock_readings import EVEN, ClockReadings
 from service.frontier.graph import Pipeline
 from service.frontier.idleness import (
     NEVER_PAUSED,
@@ -36,6 +40,7 @@ class IdlePolicies:
         live: RecoveringLiveStore,
         throttling: Throttling,
         publisher: Publisher,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._live = live
@@ -43,10 +48,12 @@ class IdlePolicies:
         self._publisher = publisher
         self._samples: dict[tuple[str, str], PauseSamples] = {}
         """Samples of paused shards, by job and stage; only of stages with a throttle now or before."""
+        self._clocks = StoreClocks(clock)
 
     async def apply(self) -> None:
         """Apply the policies now."""
         known = self._store.known()
+        self._clocks.drop_old()
         self._samples = {at: samples for at, samples in self._samples.items() if at[0] in known}
         for job, pipeline in known.items():
             if not pipeline.idle_policies:
@@ -63,10 +70,14 @@ class IdlePolicies:
     async def _apply(self, job: str, pipeline: Pipeline) -> None:
         throttle = await self._throttling.read(job)
         for name, policy in pipeline.idle_policies.items():
+            sent_ms = self._clocks.steady_ms()
             now, observed = await self._live.observe(job, (name,))
+            clock = self._clocks.note(job, now, sent_ms)
             seen = observed.get(name)
             if seen is None:
                 continue
+            seen = replace(seen, commits=self._clocks.proved(job, name, seen.commits))
+            now = replace(now, wall_ms=self._clocks.wall_ms(job, now))
             advice = throttle.shards.get(name, {})
             paused = [shard for shard, one in advice.items() if one.pause]
             samples = NEVER_PAUSED
@@ -76,7 +87,7 @@ class IdlePolicies:
                 )
                 self._samples[job, name] = samples
             decisions = await self._without_kept_back(
-                job, name, seen, decide(policy, seen, now, samples)
+                job, name, seen, decide(policy, seen, now, samples, clock)
             )
             for turn in in_turns(decisions):
                 await self._settle(job, name, turn)
@@ -129,7 +140,11 @@ def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
 
 
 def decide(
-    policy: IdlePolicy, seen: StageObservation, now: Instant, samples: PauseSamples
+    policy: IdlePolicy,
+    seen: StageObservation,
+    now: Instant,
+    samples: PauseSamples,
+    clock: ClockReadings = EVEN,
 ) -> list[Settled]:
     """Return the changes: the shards that become idle or cease to be, and those whose promise follows
     the clock.
@@ -139,9 +154,9 @@ def decide(
     So the stage waits for it again. This costs time, whereas an idle shard that is not read would lose
     its records.
 
-    A shard that is idle by policy and not paused stays so, even if this replica has few samples: the
-    replica that decided it had enough. Else each new replica would end the idleness that the others
-    have proved.
+    A shard that is idle by policy and not paused stays so, even if this replica has few samples, or few
+    readings of the clock since its last step: the replica that decided it had enough. Else each new
+    replica would end the idleness that the others have proved.
     """
     decisions: list[Settled] = []
     promises = seen.promises.tolist()
@@ -160,6 +175,7 @@ def decide(
             unpaused_since_ms=MIN if stays else samples.unpaused_since(shard),
             now_ms=now.lease_ms,
             after_ms=policy.after_ms,
+            clock=clock.trusted() if stays else clock,
         )
         quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from service.frontier.clock_readings import EVEN, ClockReadings
 from service.frontier.facts import Facts
 from service.frontier.timestamps import MAX, MIN
 
@@ -32,15 +33,18 @@ class Commits:
 
 
 def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commits:
-    """Return the series after a commit. A gap as long as the policy's time begins a new one.
+    """Return the series after a commit. A gap as long as the policy's time begins a new one, and so does
+    a clock that was set back behind the last commit.
 
     >>> series = next_commit(None, 10, after_ms=100)
     >>> next_commit(series, 60, after_ms=100)
     Commits(since_ms=10, last_ms=60, count=2, before_ms=10)
     >>> next_commit(series, 110, after_ms=100)
     Commits(since_ms=110, last_ms=110, count=1, before_ms=110)
+    >>> next_commit(series, 5, after_ms=100)
+    Commits(since_ms=5, last_ms=5, count=1, before_ms=5)
     """
-    if series is None or now_ms - series.last_ms >= after_ms:
+    if series is None or not 0 <= now_ms - series.last_ms < after_ms:
         return Commits(now_ms, now_ms, 1, now_ms)
     return Commits(series.since_ms, now_ms, series.count + 1, series.last_ms)
 
@@ -48,7 +52,8 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
     """Return whether the stage's run has committed epochs throughout the policy's time, until now.
 
-    Only the time before the last commit is proved: the batch after it may have read records.
+    Only the time before the last commit is proved: the batch after it may have read records. A commit
+    ahead of the clock is from before the clock was set back, and proves nothing about the time since.
 
     >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 150, after_ms=100)
     True
@@ -56,12 +61,14 @@ def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) 
     False
     >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 200, after_ms=100)
     False
+    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 99, after_ms=100)
+    False
     """
     return (
         series is not None
         and series.count >= MIN_COMMITS
         and series.since_ms <= series.last_ms - after_ms
-        and now_ms - series.last_ms < after_ms
+        and 0 <= now_ms - series.last_ms < after_ms
     )
 
 
@@ -134,6 +141,7 @@ def quiet_through(
     unpaused_since_ms: int,
     now_ms: int,
     after_ms: int,
+    clock: ClockReadings = EVEN,
 ) -> int | None:
     """Return the instant through which a shard has been quiet, on the clock of leases. None: it has not
     been quiet for `after_ms`.
@@ -150,6 +158,8 @@ def quiet_through(
     The worker of a paused shard keeps the lease and does not read. So the shard counts as watched only
     from `unpaused_since_ms` on (`MAX`: it is paused), regardless of lease and commits.
 
+    Time is measured by `clock` from its last step on.
+
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
     >>> quiet_through(quiet, watched_since_ms=0, **at)
@@ -159,6 +169,7 @@ def quiet_through(
     100
     >>> quiet_through(None, watched_since_ms=1, **at)
     >>> quiet_through(quiet, watched_since_ms=0, **at | {"unpaused_since_ms": 1})
+    >>> quiet_through(quiet, watched_since_ms=0, **at, clock=ClockReadings(1, 100, 0, 0, steps=1))
     >>> at |= {"commits": Commits(-90, last_ms=90, count=9, before_ms=70), "watched_since_ms": None}
     >>> quiet_through(quiet, **at)
     >>> quiet_through(quiet, **at | {"after_ms": 90})
@@ -167,14 +178,15 @@ def quiet_through(
     """
     if facts is not None and facts.is_unfinished:
         return None
-    since_ms = MIN if facts is None else facts.quiet_since_ms
-    if watched_since_ms is not None and watched_since_ms <= now_ms - after_ms:
+    since_ms = MIN if facts is None else clock.moment(facts.quiet_since_ms)
+    if watched_since_ms is not None and clock.moment(watched_since_ms) <= now_ms - after_ms:
         proved_until_ms = through_ms = now_ms
     elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
         proved_until_ms, through_ms = commits.last_ms, commits.before_ms
     else:
         return None
-    is_long_enough = max(since_ms, unpaused_since_ms) <= proved_until_ms - after_ms
+    begin_ms = max(since_ms, unpaused_since_ms, clock.even_since_ms)
+    is_long_enough = begin_ms <= proved_until_ms - after_ms
     return through_ms if is_long_enough else None
 
 

@@ -119,7 +119,7 @@ end
 
 -- A series of commits is {since, last, count, before the last}.
 local function next_commit(series, now, after)
-  if not series or now - series[2] >= after then return {now, now, 1, now} end
+  if not series or now < series[2] or now - series[2] >= after then return {now, now, 1, now} end
   return {series[1], now, series[3] + 1, series[2]}
 end
 
