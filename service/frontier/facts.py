@@ -81,7 +81,8 @@ class Facts:
     quiet_since_ms: int
     """Instant of its last record, on the clock of leases."""
     keeps_back: bool = False
-    """As reported last, or by any attempt at the last committed epoch."""
+    """As reported last, or by any attempt at the last committed epoch, or in an epoch that waits or was
+    dropped since."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -128,15 +129,27 @@ def merge_facts(
     )
 
 
-def note_activity(earlier: Facts | None, *, now_ms: int) -> Facts:
-    """Note that records came in a report that waits for its commit: the range is not quiet.
+def note_waiting(earlier: Facts | None, reported: ReportedFacts, *, now_ms: int) -> Facts | None:
+    """Note a report that waits for its commit. None: it reports nothing, and nothing was reported before.
 
-    >>> note_activity(None, now_ms=7).quiet_since_ms
+    A range with records is not quiet. Unfinished work counts at once, until a report without it is
+    applied: the epoch may never be committed, since a newer run or a later epoch drops it, and the rows
+    are there all the same.
+
+    >>> note_waiting(None, ReportedFacts(records=1), now_ms=7).quiet_since_ms
     7
+    >>> noted = note_waiting(None, ReportedFacts(records=0, keeps_back=True), now_ms=7)
+    >>> noted.is_unfinished, merge_facts(noted, NO_FACTS, now_ms=8, wall_ms=8).is_unfinished
+    (True, False)
     """
-    if earlier is None:
-        return Facts(0, None, None, None, 0, now_ms)
-    return replace(earlier, quiet_since_ms=now_ms)
+    if reported.is_nothing:
+        return earlier
+    noted = earlier or Facts(0, None, None, None, 0, now_ms)
+    return replace(
+        noted,
+        quiet_since_ms=noted.quiet_since_ms if reported.is_quiet else now_ms,
+        keeps_back=noted.keeps_back or reported.is_unfinished,
+    )
 
 
 MAX_COUNT: Final = 2**63 - 1

@@ -1227,6 +1227,38 @@ def test_records_that_wait_for_a_commit_end_the_quiet(
     assert worker.observe().counts.records == 3
 
 
+@pytest.mark.parametrize("dropped_by", ["a run", "an epoch"])
+@pytest.mark.parametrize(
+    "unfinished", [{"keeps_back": True}, {"backlog": 1}, {"oldest_work_ms": 1}, {"pending": b"x"}]
+)
+def test_the_unfinished_work_of_an_epoch_that_is_dropped_remains(
+    worker: Worker, dropped_by: str, unfinished: dict[str, Any]
+) -> None:
+    """Its rows are still to come: the watermark must not pass them when the range is found quiet."""
+    token = worker.claim(["a", "b"], ttl_ms=60_000).token
+    quiet = ReportedFacts(records=0)
+    worker.report(token, {"a": 5, "b": 5}, facts={"a": quiet, "b": quiet})
+    left = {"a": ReportedFacts(records=0, **unfinished)}
+    worker.report(token, {"a": 5}, epoch=1, facts=left)
+    if dropped_by == "a run":
+        worker.run(worker.live.open_run("j", ["s"], 1))
+    else:
+        worker.report(token, {"b": 6}, epoch=2, facts={"b": quiet})
+        worker.commit(2, s=None)
+    seen = worker.observe()
+    assert seen.facts[0].is_unfinished
+    assert not seen.facts[1].is_unfinished
+    leaves = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
+    worker.run(worker.live.settle("j", "s", [leaves]))
+    assert not worker.observe().idle[0]
+    [chunk] = [c for c in worker.run(worker.live.unsaved("j")) if c.stage == "s"]
+    assert joined_columns(2, [(0, chunk.columns)])["unfinished"].tolist() == [1, 0]
+    run = 1 if dropped_by == "a run" else 0
+    token = worker.claim(["a"], rank=Rank(run, 3)).token
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=0, pending=b"")})
+    assert not worker.observe().facts[0].is_unfinished
+
+
 def test_an_observation_has_the_soft_values_that_readers_have(worker: Worker) -> None:
     """Not the series of commits, nor the holds of the last one, which are stored beside these."""
     flow = pipeline()

@@ -15,7 +15,6 @@ from service.frontier.epochs import (
     lacks_cap,
     promise_at_commit,
 )
-from service.frontier.facts import note_activity
 from service.frontier.idleness import next_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
@@ -66,8 +65,8 @@ def wait(
         new = Waiting(promise, report.capped_at_commit, is_idle, fence, work, unfinished)
         earlier = waiting.get(index)
         waiting[index] = new if earlier is None else join_attempts(earlier, new)
-        if work is not None and not work.is_quiet:
-            table.facts[index] = note_activity(table.facts.get(index), now_ms=now_ms)
+        if work is not None:
+            table.note_waiting(index, work, now_ms=now_ms)
         if is_behind(table.promise(index), promise):
             behind.append(index)
     return behind

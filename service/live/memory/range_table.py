@@ -21,6 +21,7 @@ from service.frontier.facts import (
     Facts,
     ReportedFacts,
     merge_facts,
+    note_waiting,
 )
 from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
@@ -406,6 +407,16 @@ class RangeTable:
             self.facts[index] = merged
             if merged.is_unfinished != (earlier is not None and earlier.is_unfinished):
                 self.changed.note(index)
+
+    def note_waiting(self, index: int, reported: ReportedFacts, *, now_ms: int) -> None:
+        """Note the facts of a report that waits for its commit."""
+        earlier = self.facts.get(index)
+        noted = note_waiting(earlier, reported, now_ms=now_ms)
+        if noted is None:
+            return
+        self.facts[index] = noted
+        if noted.is_unfinished != (earlier is not None and earlier.is_unfinished):
+            self.changed.note(index)
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""

@@ -207,7 +207,7 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
       local reported = facts and facts[offset + k] or false
-      if reported then note_activity(st, index, reported) end
+      if reported then note_waiting(st, index, reported) end
       local unfinished = says_unfinished(reported)
       entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, reported, unfinished}
     end

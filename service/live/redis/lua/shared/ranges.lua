@@ -308,15 +308,18 @@ local function leaves_unfinished(st, index)
   return is_unfinished(facts[7], facts[4], facts[3], facts[6])
 end
 
--- Notes that records have come, in a report that waits for its commit: the range is not quiet.
-local function note_activity(st, index, reported)
-  local _, records, _, backlog = struct.unpack(REPORTED_FACTS, reported)
-  if is_quiet({false, records, false, backlog}) then return end
-  local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, 0, 0, 0)
+-- Notes what a report says that waits for its commit: see `note_waiting` in service/frontier/facts.py.
+local function note_waiting(st, index, reported)
+  local said, unfinished = read_reported(reported), says_unfinished(reported)
+  if is_quiet(said) and not unfinished then return end
+  local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, NOW, 0, 0)
   local values = {struct.unpack(FACTS, raw)}
-  values[5] = NOW
+  if not is_quiet(said) then values[5] = NOW end
+  if unfinished and not leaves_unfinished(st, index) then mark_dirty(st, index, index) end
+  if unfinished then values[7] = 1 end
   local pending = string.sub(raw, values[8])
   call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(values, 1, 7)) .. pending)
+  st.has_facts = true
 end
 
 -- Whether any range of the stage has facts.
