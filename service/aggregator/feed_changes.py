@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from service.aggregator.states import StageState
+from service.frontier.health import Health
 from service.frontier.throttle import ThrottleView
 
 
@@ -63,21 +65,50 @@ SILENCE = Changes(())
 """Sent after a long time without a change (`feeds.HEARTBEAT_S`)."""
 
 
+def health_of(state: StageState) -> Health | None:
+    """Return the health of a stage; None: not derived."""
+    return None if state.soft is None else state.soft.health
+
+
+def checksum_of(states: Iterable[StageState]) -> str:
+    """Return a checksum of the healths of all stages of a job, the same on each replica.
+
+    The ledger does not number changes of health. The checksum is a part of each cursor, so a resumed
+    stream shows a health that has changed while its follower was disconnected.
+    """
+    healths = sorted(f"{state.name} {health_of(state)}" for state in states)
+    return f"{crc32(chr(10).join(healths).encode()):08x}"
+
+
 def in_order(
-    fresh: Sequence[StageState], definition: Definition, still: Collection[str] = ()
+    fresh: Sequence[StageState],
+    definition: Definition,
+    present: Collection[StageState],
+    still: Collection[str] = (),
 ) -> Sequence[Change]:
     """Put changes in order. Stages that changed in one step share a revision, and only the last of them
     has a cursor: a client that resumed after the first would miss the others. The `still` ones, with a
-    change of health alone, come first and have no cursor.
+    change of health alone, come first. If there are no others, the last of them has a cursor, too.
+
+    `present`: all stages. A cursor between changes already has the checksum of all healths: the stages
+    that are yet to come have later revisions, and are sent again to whoever resumes there.
     """
     if not fresh:
         return ()
-    before = [Change(state, None) for state in fresh if state.name in still]
+    checksum = checksum_of(present)
+    before = [state for state in fresh if state.name in still]
     moved = [state for state in fresh if state.name not in still]
     ordered = sorted(moved, key=lambda state: state.view.revision)
     following = [state.view.revision for state in ordered[1:]] + [-1]
-    prefix = f"{definition.generation}-{definition.layout_version}"
-    return before + [
-        Change(state, f"{prefix}-{state.view.revision}" if state.view.revision != after else None)
+
+    def cursor(revision: int) -> str:
+        return f"{definition.generation}-{definition.layout_version}-{revision}-{checksum}"
+
+    changes = [Change(state, None) for state in before]
+    if before and not moved:
+        newest = max(state.view.revision for state in present)
+        changes[-1] = Change(before[-1], cursor(newest))
+    return changes + [
+        Change(state, cursor(state.view.revision) if state.view.revision != after else None)
         for state, after in zip(ordered, following[: len(ordered)], strict=True)
     ]

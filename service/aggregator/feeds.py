@@ -19,11 +19,18 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 
-from service.aggregator.feed_changes import NO_DEFINITION, SILENCE, Changes, Definition, in_order
+from service.aggregator.feed_changes import (
+    NO_DEFINITION,
+    SILENCE,
+    Changes,
+    Definition,
+    checksum_of,
+    health_of,
+    in_order,
+)
 from service.aggregator.states import StageState
 from service.aggregator.throttling import POLL_S
 from service.errors import UnavailableError, UnknownJobError
-from service.frontier.health import Health
 from service.frontier.throttle import NO_ADVICE, ThrottleView
 from service.live.port import LiveStore, Watch
 from service.model.jobs import JobView
@@ -44,7 +51,7 @@ _SOFT_MS = 1_000
 """Age at which the lags and other soft values of a stage that has not changed are replaced, for
 followers to come."""
 
-_CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
+_CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18})(?:-([0-9a-f]{8}))?)")
 
 
 _States = Mapping[str, StageState]
@@ -148,7 +155,7 @@ class Feed:
             for name, state in states.items()
             if (previous := self._states.get(name)) is not None
             and previous.view.version == state.view.version
-            and _health(previous) is not _health(state)
+            and health_of(previous) is not health_of(state)
         ]
         if fresh or unwell or removed:
             self._move()
@@ -195,22 +202,27 @@ class Feed:
             throttle = self.throttle if self._throttle_at > position else None
             stages = tuple(self._states) if self._removed_at > position > 0 else None
             still = {state.name for state in fresh if self._moved_at[state.name] <= position}
-            found = Changes(in_order(fresh, self.definition, still), throttle, stages)
+            present = self._states.values()
+            found = Changes(in_order(fresh, self.definition, present, still), throttle, stages)
             self._shared[position] = found
         return found
 
     def resumed(self, cursor: str | None) -> Changes:
-        """Return the changes since a cursor, or everything if the cursor is not usable."""
-        read = _CURSOR.fullmatch(cursor or "")
+        """Return the changes since a cursor, or everything if the cursor is not usable.
+
+        If any health differs from the cursor's, each stage is sent anew.
+        """
+        read, present = _CURSOR.fullmatch(cursor or ""), self._states.values()
         if read is None:
             return self.since(0)
         if Definition(int(read[1]), int(read[2])) != self.definition:
             # The follower's stages and throttle advice may have been removed.
-            everything = in_order(tuple(self._states.values()), self.definition)
+            everything = in_order(tuple(present), self.definition, present)
             return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
         revision = int(read[3])
-        fresh = [state for state in self._states.values() if state.view.revision > revision]
-        return Changes(in_order(fresh, self.definition), self.throttle)
+        is_unchanged = read[4] == checksum_of(present)
+        fresh = [each for each in present if not is_unchanged or each.view.revision > revision]
+        return Changes(in_order(fresh, self.definition, present), self.throttle)
 
 
 class Feeds:
@@ -331,7 +343,3 @@ async def _happens(event: asyncio.Event) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _health(of: StageState) -> Health | None:
-    return None if of.soft is None else of.soft.health
