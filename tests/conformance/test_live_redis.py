@@ -18,7 +18,7 @@ from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
-from service.live.port import StateLostError
+from service.live.port import REMEMBERED, StateLostError
 from service.live.redis.client import RedisClient
 from service.live.redis.schema import job_keys
 from service.live.redis.store import RedisLiveStore
@@ -269,6 +269,38 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
         _, agreed = await store.agreements("j", frozenset("s"))
         assert not agreed["s"].idle
         assert (await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))).granted == ["a"]
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+@pytest.mark.parametrize("within_report", [False, True])
+def test_a_claim_that_is_sent_again_keeps_its_lease(
+    redis_server: RedisServer, within_report: bool
+) -> None:
+    """It comes with the same token, so its first lease must not be remembered as one that has ended."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        tokens = iter(["again", "again", *(f"other-{n}" for n in range(9))])
+        store = RedisLiveStore(redis_server.url, FakeClock(), tokens.__next__)
+        await store.open()
+        await store.begin(installed(pipeline()))
+        claim = Claim(["a"], "x", 60_000, Rank())
+        for _ in range(2):
+            if within_report:
+                await store.report("j", "s", Report("", ["a"], [5], claim=claim))
+            else:
+                await store.claim("j", "s", claim)
+        # As many have ended as are remembered: with the next, the first of them is dropped.
+        [ended] = [key for key in job_keys("j") if key.endswith("ended")]
+        redis_server.command("RPUSH", ended, *(f"some-{n}" for n in range(REMEMBERED)))
+        for _ in range(3):
+            await store.claim("j", "s", Claim(["b"], "y", 60_000, Rank()))
+        renewed, lost = await store.renew("j", ["again"])
+        assert (list(renewed[0].ranges), list(lost)) == (["a"], [])
+        assert (await store.report("j", "s", Report("again", ["a"], [6]))).accepted == 1
         await store.close()
 
     with asyncio.Runner() as runner:

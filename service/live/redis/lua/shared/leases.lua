@@ -189,6 +189,9 @@ local function grant(st, token, runs, holder, ttl, rank, run, watched)
       forget(lease, lease.reason or 'superseded')
     end
   end
+  -- A claim that is sent again, because its answer was lost, has its token again. Its lease of before is among those
+  -- that have ended: the token must not be dropped with the oldest of them.
+  if call('HEXISTS', LEASES, 't' .. token) == 1 then call('LREM', ENDED, 0, token) end
   call(
     'HSET', LEASES,
     't' .. token, cmsgpack.pack({fence, st.name, holder, rank, ttl, tonumber(run), watched}),
