@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Reservation
 from service.api.body_times import Times
+from service.api.repeated_members import repeated_member
 from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
@@ -163,23 +164,37 @@ def decode(
 ) -> T:
     """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid.
 
+    A member that an object has twice is invalid, too.
+
     `times`: a body may have times in RFC 3339, unless it is large.
     """
     try:
-        return decoder.decode(body)
+        read = decoder.decode(body)
     except msgspec.ValidationError as error:
         message = str(error)
     except NOT_JSON as error:
         raise _malformed(error) from None
+    else:
+        check_members(body, refusal)
+        return read
     try:
         # Decoding ended at the first invalid value: the rest may not even be JSON.
         members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
+        # First, since a place that msgspec names may be in an object that was dropped.
+        check_members(body, refusal)
     except NOT_JSON as error:
         raise _malformed(error) from None
     in_ms = members if times is None else _in_ms(times, members, refusal)
     if in_ms != members:
         return decode(decoder, _encoder.encode(in_ms), refusal)
     raise refusal(_explain(decoder.type, members, message))
+
+
+def check_members(body: Body, refusal: type[ProblemError]) -> None:
+    """Raise `refusal` if an object has a member twice."""
+    repeated = repeated_member(body)
+    if repeated is not None:
+        raise refusal(f"{repeated[:200]!r} is there twice in one object: send each member once")
 
 
 def _in_ms(times: Times, members: object, refusal: type[ProblemError]) -> object:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from service.api.body_times import report_in_ms
-from service.api.exchange import NOT_JSON, Body, decode
+from service.api.exchange import NOT_JSON, Body, check_members, decode
 from service.api.packed_reports import read_keyed_columns, read_source_columns
 from service.api.report_checks import (
     are_times,
@@ -70,10 +70,13 @@ def _read_plain(stage: Stage, body: Body) -> Report | None:
     """
     try:
         if not stage.is_source:
-            return _plain_keyed_report(_plain_keyed.decode(body), _silent(stage))
+            read = _plain_keyed.decode(body)
+            check_members(body, InvalidReportError)
+            return _plain_keyed_report(read, _silent(stage))
         plain = _plain.decode(body)
     except NOT_JSON:
         return None
+    check_members(body, InvalidReportError)
     _check_size(plain.ranges)
     promises = as_column(list(plain.ranges.values()))
     if not are_times(promises):
