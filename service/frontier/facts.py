@@ -130,7 +130,7 @@ def merge_facts(
 
 
 def note_waiting(earlier: Facts | None, reported: ReportedFacts, *, now_ms: int) -> Facts | None:
-    """Note a report that waits for its commit. None: nothing is reported, now or before.
+    """Note a report that waits for its commit. None: it reports nothing, and neither did one before.
 
     A range with records is not quiet. Unfinished work counts at once, until a report without it is
     applied: the epoch may never be committed, since a newer run or a later epoch drops it, and the rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,8 +21,9 @@ from service.frontier.leases import Rank
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
 from service.live.port import REMEMBERED, StateLostError
+from service.live.redis import client
 from service.live.redis.client import RedisClient
-from service.live.redis.schema import job_keys
+from service.live.redis.schema import CHANNELS, channel, job_keys
 from service.live.redis.store import RedisLiveStore
 from service.model.jobs import StageView
 from service.model.leases import Claim, Denied
@@ -273,6 +276,47 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
 
     with asyncio.Runner() as runner:
         runner.run(scenario())
+
+
+def test_a_subscription_that_has_gone_silent_is_given_up(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is half open: without an error, and without a message for ever."""
+    monkeypatch.setattr(client, "_QUIET_S", 0.2)
+    redis_server.command("CONFIG", "RESETSTAT")
+
+    def pings() -> int:
+        found = re.search(
+            r"cmdstat_ping:calls=(\d+)", str(redis_server.command("INFO", "commandstats"))
+        )
+        return int(found[1]) if found else 0
+
+    async def scenario(proxy: Proxy) -> None:
+        url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
+        listener = RedisClient(url)
+        async with asyncio.timeout(30), contextlib.aclosing(listener.hints(CHANNELS)) as hints:
+            assert await anext(hints) is None
+            heard = asyncio.ensure_future(anext(hints))
+            # A server that answers each ping is not given up.
+            while pings() < 3:
+                await asyncio.wait({heard}, timeout=0.01)
+            assert not heard.done()
+            redis_server.command("PUBLISH", channel("j"), "x")
+            assert await heard == (channel("j"), b"x")
+            proxy.stall()
+            with pytest.raises(UnavailableError, match="does not answer on the subscription"):
+                await anext(hints)
+            proxy.flow()
+        async with asyncio.timeout(30), contextlib.aclosing(listener.hints(CHANNELS)) as hints:
+            assert await anext(hints) is None
+            heard = asyncio.ensure_future(anext(hints))
+            while not redis_server.command("PUBLISH", channel("j"), "y"):
+                await asyncio.sleep(0)
+            assert await heard == (channel("j"), b"y")
+        await listener.close()
+
+    with Proxy(redis_server.port) as proxy, asyncio.Runner() as runner:
+        runner.run(scenario(proxy))
 
 
 @pytest.mark.parametrize("within_report", [False, True])

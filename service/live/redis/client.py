@@ -42,6 +42,9 @@ _PROBE_TTL_MS = 60_000
 _RIGHTS_PAUSE_S = 0.5
 """Interval at which a server that has refused a command is checked for the missing rights."""
 
+_QUIET_S = 5.0
+"""Time without a message after which a subscription pings its server, and within which the answer comes."""
+
 Hint = tuple[str, bytes] | None
 """A channel and a message on it; None: messages may have been missed."""
 
@@ -302,15 +305,25 @@ class RedisClient:
 
         Raises `UnavailableError` when the connection is lost; then listen again.
         """
+        now_s = asyncio.get_running_loop().time
         async with self._listening(pattern) as pubsub:
             yield None
+            pinged_s: float | None = None
             while True:
-                # A ping when nothing comes, so that a dead connection is noticed.
-                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5.0)
-                if message is None:
+                message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=_QUIET_S)
+                if message is not None:
+                    # Also the answer to a ping.
+                    pinged_s = None
+                    if message["type"] == "pmessage":
+                        yield message["channel"].decode(), message["data"]
+                elif pinged_s is None:
+                    pinged_s = now_s()
                     await pubsub.ping()
-                elif message["type"] == "pmessage":
-                    yield message["channel"].decode(), message["data"]
+                elif now_s() - pinged_s >= _QUIET_S:
+                    # Half open: what is sent is lost without an error, maybe for ever.
+                    raise UnavailableError(
+                        "Redis does not answer on the subscription: subscribing anew"
+                    )
 
     @asynccontextmanager
     async def _listening(self, pattern: str) -> AsyncGenerator[Any]:
