@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
@@ -40,6 +40,11 @@ class OutageReads:
         """Drop a deleted job."""
         self._views.pop(job, None)
         self._censuses.pop(job, None)
+
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """Drop all other jobs."""
+        for job in self._views.keys() - jobs:
+            self.forget(job)
 
     def last(self, job: str) -> JobView | None:
         """Return the last view of a job, even if it is not the newest."""

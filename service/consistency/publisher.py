@@ -15,12 +15,19 @@ from dataclasses import replace
 from typing import Literal
 
 from service.clock import Clock
-from service.consistency.records import record_jobs
-from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob, overtaken
+from service.consistency.records import record_jobs, record_of
+from service.consistency.touched import (
+    MOST_LINKS,
+    LiveState,
+    Published,
+    TouchedJob,
+    drop_unchanged,
+    overtaken,
+    requeue,
+)
 from service.errors import UnavailableError
 from service.ledger.port import JobRecord, Ledger, Recorded, RejectedValueError
 from service.live.port import LiveStore, StateLostError
-from service.model.history import row_counts
 from service.model.jobs import JobView
 from service.tasks import side_by_side
 from service.telemetry.metrics import Metrics
@@ -72,6 +79,14 @@ class Publisher:
         dropped, self._dropped = frozenset(self._dropped), set()
         return dropped
 
+    def touches(self) -> Mapping[str, int]:
+        """Return the number of changes of each job that waits for a round."""
+        return {job: touched.touches for job, touched in self._touched.items()}
+
+    def drop_deleted(self, jobs: Mapping[str, int]) -> None:
+        """Drop deleted jobs, unless they were touched since they had this number of changes."""
+        drop_unchanged(self._touched, jobs)
+
     def touch(
         self, job: str, stages: Iterable[str], *, saves: bool = False, returned: bool = False
     ) -> None:
@@ -100,6 +115,7 @@ class Publisher:
             requester = tracing.requester()
             if requester is not None:
                 touched.requests.append(requester)
+        touched.touches += 1
         self._touches += 1
         if self._touches >= self._expected:
             self._all_arrived.set()
@@ -204,7 +220,8 @@ class Publisher:
         finally:
             self._under_way = {}
             for job, touched in left.items():
-                self._requeue(job, touched)
+                requeue(self._touched, job, touched)
+                self._wake.set()
         return not left
 
     def _fail_waiting(
@@ -217,14 +234,6 @@ class Publisher:
             first = next(iter(waiting.values()))
             log.warning("cannot publish %d jobs now, retrying: %s", len(waiting), first.detail)
             self._metrics.publish_failures.inc()
-
-    def _requeue(self, job: str, touched: TouchedJob) -> None:
-        """Put a job that was not published into the next round, with all who wait for it."""
-        newer = self._touched.get(job)
-        if newer is not None:
-            touched.join(newer)
-        self._touched[job] = touched
-        self._wake.set()
 
     async def _publish(self, touched: Mapping[str, TouchedJob]) -> Mapping[str, Published]:
         """Publish; return the jobs that are done."""
@@ -387,6 +396,7 @@ class Publisher:
         chunks = await self._live.unsaved(job) if epochs or touched.saves else ()
         if not (advances or epochs or chunks or touched.returned):
             return view, None
+<<<<<<< HEAD
         return view, JobRecord(
             job=job,
             incarnation=view.incarnation,
@@ -403,3 +413,6 @@ class Publisher:
             or any(w.idle for w in (*published.values(), *advances.values()))
             or any(each.leaves_out for each in agreements.values()),
         )
+=======
+        return view, record_of(view, agreements, advances, epochs, chunks, first=first)
+>>>>>>> 5249a22 (A replica drops what it keeps of deleted jobs, and of names of an outage)

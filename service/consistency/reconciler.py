@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -70,8 +70,13 @@ class Reconciler:
         the two writes of an advance: a job needs to catch up if it stays at the same position."""
         self._compared: dict[str, LivePosition] = {}
         """Position of each job in the live store at the last comparison."""
+        self._keepers: list[Callable[[Collection[str]], None]] = []
         self._dropped: set[str] = set()
         """Jobs that were not published for an unexpected error, until they are compared."""
+
+    def add_keeper(self, keep_only: Callable[[Collection[str]], None]) -> None:
+        """Have this called at each comparison, with the jobs that there are."""
+        self._keepers.append(keep_only)
 
     async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
         """Run a step on a job's live state; if the state was lost, restore it and retry.
@@ -221,7 +226,9 @@ class Reconciler:
 
         Raises `UnavailableError` if a store does not answer; some jobs may be done by then.
         """
+        touches = self._publisher.touches()
         heads = await self._ledger.heads()
+        self._drop_deleted({head.job for head in heads}, touches)
         positions = await self._live.heads()
         known = self._live.known()
         self._dropped |= self._publisher.take_dropped()
@@ -302,6 +309,17 @@ class Reconciler:
         names = [head.job for head in heads]
         there = await side_by_side(names, self._live.head, _AT_ONCE)
         await self._begin([h for h, live in zip(heads, there, strict=True) if live is None])
+
+    def _drop_deleted(self, names: Collection[str], touches: Mapping[str, int]) -> None:
+        """Drop what this process keeps of jobs that are not in the ledger, also during an outage of the
+        live store.
+
+        A job is in the ledger before it is touched. So one that had been touched before the ledger was
+        read, and is not there, was deleted.
+        """
+        self._publisher.drop_deleted({job: n for job, n in touches.items() if job not in names})
+        for keep_only in self._keepers:
+            keep_only(names)
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:
         """Remove jobs that another replica has deleted from the ledger before it died."""

@@ -1,10 +1,15 @@
-"""Records of several jobs, of which the ledger may reject one."""
+"""Records of jobs for the ledger, which may reject one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from service.frontier.agreement import Agreement
+from service.frontier.graph import StageWatermark
 from service.ledger.port import JobRecord, Ledger, Recorded, RejectedValueError
+from service.model.checkpoints import CheckpointChunk
+from service.model.history import row_counts
+from service.model.jobs import JobView
 
 
 async def record_jobs(
@@ -28,3 +33,32 @@ async def record_jobs(
         except RejectedValueError as error:
             rejected[record.job] = error
     return taken, rejected
+
+
+def record_of(
+    view: JobView,
+    agreements: Mapping[str, Agreement],
+    advances: Mapping[str, StageWatermark],
+    epochs: Mapping[str, int],
+    chunks: Sequence[CheckpointChunk],
+    *,
+    first: bool,
+) -> JobRecord:
+    """Return the record of a job that was read as `view`; `first`: at the first attempt."""
+    watermarks = (*(stage.watermark for stage in view.stages.values()), *advances.values())
+    return JobRecord(
+        job=view.name,
+        incarnation=view.incarnation,
+        generation=view.generation,
+        layout_version=view.layout_version,
+        seen=view.revision,
+        advances=advances,
+        epochs=epochs,
+        counts=row_counts(agreements, advances),
+        chunks=chunks,
+        # A record without an idle or a retired member must not miss that it became active meanwhile.
+        # The first attempt takes the cheap way, which works unless another replica records.
+        unless_newer=(first and not epochs)
+        or any(watermark.idle for watermark in watermarks)
+        or any(each.without_retired for each in agreements.values()),
+    )

@@ -7,10 +7,10 @@ does both for every step, so that a use case cannot forget it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from typing_extensions import override
@@ -62,11 +62,22 @@ class RecoveringLiveStore(JobState):
         self._publisher = publisher
         self._last_seen = last_seen
         self._metrics = metrics
-        self._changes: Counter[str] = Counter()
+        self._changes: dict[str, int] = {}
+        self._numbers = count(1)
+        """Common to all jobs: the number of a job that is deleted and created anew still rises."""
+        reconciler.add_keeper(self._keep_only)
 
     def changes_of(self, job: str) -> int:
-        """Return the number of changes of this job's ranges and leases by this process."""
-        return self._changes[job]
+        """Return a number that rises with each change of the job's ranges and leases by this process."""
+        return self._changes.get(job, 0)
+
+    def _note_change(self, job: str) -> None:
+        self._changes[job] = next(self._numbers)
+
+    def _keep_only(self, jobs: Collection[str]) -> None:
+        """Drop what is kept of deleted jobs."""
+        self._changes = {job: number for job, number in self._changes.items() if job in jobs}
+        self._last_seen.keep_only(jobs)
 
     async def begin(self, job: InstalledJob) -> None:
         """Install a new job."""
@@ -78,7 +89,7 @@ class RecoveringLiveStore(JobState):
     @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         result = await self._expire_then_run(job, partial(self._live.claim, job, stage, claim))
-        self._changes[job] += 1
+        self._note_change(job)
         return result
 
     @override
@@ -90,29 +101,29 @@ class RecoveringLiveStore(JobState):
     @override
     async def release(self, job: str, tokens: Sequence[str]) -> int:
         result = await self._expire_then_run(job, partial(self._live.release, job, tokens))
-        self._changes[job] += 1
+        self._note_change(job)
         return result
 
     @override
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
         await self._expire_then_run(job, partial(self._live.open_run, job, stages, run))
-        self._changes[job] += 1
+        self._note_change(job)
 
     @override
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
         await self._expire_then_run(job, partial(self._live.end_run, job, stages, end))
-        self._changes[job] += 1
+        self._note_change(job)
 
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         result = await self._expire_then_run(job, partial(self._live.report, job, stage, report))
-        self._changes[job] += 1
+        self._note_change(job)
         return result
 
     @override
     async def commit(self, job: str, commit: Commit) -> Committed:
         result = await self._expire_then_run(job, partial(self._live.commit, job, commit))
-        self._changes[job] += 1
+        self._note_change(job)
         return result
 
     @override
@@ -144,7 +155,7 @@ class RecoveringLiveStore(JobState):
     async def retire(self, job: str, stage: str, range_name: str) -> bool:
         step = partial(self._live.retire, job, stage, range_name)
         result = await self._expire_then_run(job, step)
-        self._changes[job] += 1
+        self._note_change(job)
         return result
 
     @override
@@ -227,7 +238,7 @@ class RecoveringLiveStore(JobState):
     def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
         """Count expired leases, by job and stage, and publish the consequences."""
         for job, stages in expired.items():
-            self._changes[job] += 1
+            self._note_change(job)
             self._metrics.count_expired(job, stages)
             self._publisher.touch(job, stages)
 

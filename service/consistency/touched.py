@@ -45,6 +45,8 @@ class TouchedJob:
     done: asyncio.Future[Published] = field(default_factory=_new_future)
     is_awaited: bool = False
     """True if a request waits for the next round."""
+    touches: int = 0
+    """Number of changes so far."""
     saves: bool = False
     """True if the round also saves the changed promises, as it does with epochs."""
     returned: bool = False
@@ -88,10 +90,31 @@ class TouchedJob:
         self.add_epochs(newer.state, newer.epochs)
         self.discarded |= newer.discarded
         self.is_awaited |= newer.is_awaited
+        self.touches += newer.touches
         self.saves |= newer.saves
         self.returned |= newer.returned
         self.requests = [*self.requests, *newer.requests][:MOST_LINKS]
         self.done.add_done_callback(lambda done: _forward(done, newer.done))
+
+
+def requeue(jobs: dict[str, TouchedJob], job: str, touched: TouchedJob) -> None:
+    """Put a job that was not published into the next round, with all who wait for it."""
+    newer = jobs.get(job)
+    if newer is not None:
+        touched.join(newer)
+    jobs[job] = touched
+
+
+def drop_unchanged(jobs: dict[str, TouchedJob], touches: Mapping[str, int]) -> None:
+    """Drop these deleted jobs, unless they were touched since they had this number of changes.
+
+    While the live store is unavailable, a round cannot find that a job is deleted.
+    """
+    for job, number in touches.items():
+        touched = jobs.get(job)
+        if touched is not None and touched.touches == number:
+            del jobs[job]
+            touched.reject(UnavailableError("the job was deleted"))
 
 
 def _resolve(done: asyncio.Future[Published], published: Published) -> None:

@@ -43,7 +43,7 @@ _RIGHTS_PAUSE_S = 0.5
 """Interval at which a server that has refused a command is checked for the missing rights."""
 
 _QUIET_S = 5.0
-"""Time without a message after which a subscription pings its server, and within which the answer comes."""
+"""Time without a message after which a subscription pings its server, and waits for the answer."""
 
 Hint = tuple[str, bytes] | None
 """A channel and a message on it; None: messages may have been missed."""

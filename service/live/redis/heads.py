@@ -28,6 +28,7 @@ class Head:
 async def all_heads(steps: Steps) -> Mapping[str, Head]:
     """Return the heads of all jobs with a trustworthy state. Raises `UnavailableError`."""
     names = await steps.names()
+    steps.keep_only(names)
     found: dict[str, Head] = {}
     if steps.client.is_cluster:
         for some in parts_of(names, JOBS_AT_ONCE):

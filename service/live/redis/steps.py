@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from cachetools import LRUCache
 from redis.exceptions import ResponseError
 
 from service.clock import Clock
+from service.errors import UnavailableError
 from service.frontier.graph import Pipeline
 from service.frontier.leases import is_current
 from service.frontier.ranges import Layout
@@ -286,7 +287,13 @@ class Steps:
         """Return a job's layout as last known. Raises `StateLostError`, `FrozenError`."""
         cached = self.cache(job)
         if cached.layout is None:
-            found = cached.layout = await self._load_layout(job)
+            try:
+                found = cached.layout = await self._load_layout(job)
+            except UnavailableError:
+                # Clients may request any name during an outage, when nothing is found out about it.
+                if cached.view is None and self.caches.get(job) is cached:
+                    self.forget(job)
+                raise
             # The job may have been forgotten meanwhile.
             if self.caches.get(job) is cached:
                 self.pipelines[job] = found.pipeline
@@ -314,6 +321,14 @@ class Steps:
             read_pipeline(packed),
             self.lookups,
         )
+
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """Drop the caches of all other jobs. Another replica may have deleted them.
+
+        A job that was created since is read again at its next step.
+        """
+        for job in {*self.caches, *self.pipelines, *self._expiries}.difference(jobs):
+            self.forget(job)
 
     def forget(self, job: str) -> None:
         """Drop the cache of a job that may not exist: clients may request any name."""
