@@ -88,7 +88,7 @@ def in_order(
 ) -> Sequence[Change]:
     """Put changes in order. Stages that changed in one step share a revision, and only the last of them
     has a cursor: a client that resumed after the first would miss the others. The `still` ones, with a
-    change of health alone, come first. If there are no others, the last of them has a cursor, too.
+    change of health alone, come first and have no cursor.
 
     `present`: all stages. A cursor between changes already has the checksum of all healths: the stages
     that are yet to come have later revisions, and are sent again to whoever resumes there.
@@ -96,7 +96,7 @@ def in_order(
     if not fresh:
         return ()
     checksum = checksum_of(present)
-    before = [state for state in fresh if state.name in still]
+    before = [Change(state, None) for state in fresh if state.name in still]
     moved = [state for state in fresh if state.name not in still]
     ordered = sorted(moved, key=lambda state: state.view.revision)
     following = [state.view.revision for state in ordered[1:]] + [-1]
@@ -104,11 +104,7 @@ def in_order(
     def cursor(revision: int) -> str:
         return f"{definition.generation}-{definition.layout_version}-{revision}-{checksum}"
 
-    changes = [Change(state, None) for state in before]
-    if before and not moved:
-        newest = max(state.view.revision for state in present)
-        changes[-1] = Change(before[-1], cursor(newest))
-    return changes + [
+    return before + [
         Change(state, cursor(state.view.revision) if state.view.revision != after else None)
         for state, after in zip(ordered, following[: len(ordered)], strict=True)
     ]

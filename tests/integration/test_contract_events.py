@@ -167,21 +167,6 @@ async def test_resuming_shows_a_health_that_changed_while_nobody_listened(job: A
         assert [event async for event in stream] == []
 
 
-async def test_a_change_of_health_alone_has_an_id_to_resume_from(job: Api):
-    run = await job.run("s")
-    token = await job.token("s", run=run, ttl_ms=600_000)
-    await job.report("s", token, {"0": 10, "1": 10})
-    async with listening(job) as stream:
-        await take(stream, len(SPEC))
-        ok(await job.client.post(f"{job.root}/runs/{run}/end", json={"outcome": "failed"}))
-        seen = await until(stream, "s", 10)
-        while seen[-1][0] is None:
-            seen += await take(stream, 1)
-    async with listening(job, Last_Event_ID=str(seen[-1][0])) as stream:
-        await job.delete()
-        assert [event async for event in stream] == []
-
-
 @pytest.mark.parametrize(
     "last", ["nonsense", "1-1-0-zzzzzzzz", "1-1", "999999999999", "-1", "%00", "9" * 100]
 )
