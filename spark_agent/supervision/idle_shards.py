@@ -95,14 +95,14 @@ class QuietWatch:
 
         By a late commit, all other shards would look quiet until now.
         """
-        unproved = UNPROVED if self._is_late(batch) else None
+        is_late = self._is_late(batch)
         self._is_in_doubt = True
         for stage, topics in self._stages.topics.items():
             self._positions[stage] = positions(batch.read, topics)
         for stage in self._stages.watched:
             of_batch = (self._tallies, self._query.name, stage, batch.epoch)
             unreported = unreported_shards(*of_batch).intersection(self._not_final[stage])
-            reports = dict.fromkeys(self._not_final[stage], unproved) if unproved else {}
+            reports = self._unproved(stage) if is_late else {}
             reports |= dict.fromkeys(unreported, SOME_BACKLOG) | self._may_have_more(stage, batch)
             left = reports.keys() - (shards_with_rows(*of_batch) - unreported)
             self._report_backlog(reporter, stage, {each: reports[each] for each in left})
@@ -128,6 +128,11 @@ class QuietWatch:
         is_planned_before = self._committed_ms is not None and limit_ms < self._committed_ms
         is_overdue = limit_ms + batch.duration_ms < self._clock.wall_ms()
         return self._is_in_doubt or is_planned_before or is_overdue
+
+    def _unproved(self, stage: str) -> dict[str, RangeReport]:
+        at = self._positions.get(stage, {})
+        shards = self._not_final[stage]
+        return {each: replace(UNPROVED, position=at.get(each, "")) for each in shards}
 
     def _report_backlog(
         self, reporter: DriverReporter, stage: str, reports: Mapping[str, RangeReport]
