@@ -30,6 +30,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
+from tests.support.gateway import Gateway
 from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
@@ -257,3 +258,33 @@ def test_an_epoch_waits_until_its_new_shards_have_joined_also_in_the_next_run(
         with pipeline(flow) as running:
             ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW, bounded=True))
     assert flow.counted() == windows([*left, *right, *ahead, *late])
+
+
+def introduces_right(path: str, body: Any) -> bool:
+    """True for the report of the task that has read the new shard."""
+    if not path.endswith("/reports"):
+        return False
+    return "right" in body.get("ranges", {}) and ".task-" in body.get("claim", {}).get("holder", "")
+
+
+def test_an_epoch_waits_for_a_new_shard_whose_task_could_not_report(flow: Flow) -> None:
+    """Committed with the other shard's report alone, the epoch passed the rows of the new one."""
+    left = [Reading("left", "a", second) for second in range(60)]
+    right = [Reading("right", "a", second) for second in range(20)]
+    flow.write(left)
+    flow.write(right)
+    flow.files_per_batch = 2
+    with Gateway(flow.url, introduces_right) as gateway:
+        spec = {**SPEC, SOURCE: {"shards": ["left"], "dynamic": True}}
+        options: Any = {"spark": flow.spark, "poll": "50 ms", "patience": "1 s"}
+        with Pipeline(gateway.url, JOB, spec, **options) as running:
+            flow.start(running, flow.counts(running, partitioned_by_shard=True))
+            until(lambda: flow.output_of(COUNTS) >= START_MS + 14_000, "the driver has reported it")
+            assert flow.output_of(SOURCE) == START_MS + 14_000
+        assert gateway.dropped
+        late = [Reading("right", "a", second) for second in range(20, 60)]
+        flow.write(late)
+        with Pipeline(flow.url, JOB, spec, **options) as running:
+            frame = flow.counts(running, partitioned_by_shard=True)
+            ended(flow.start(running, frame, trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows([*left, *right, *late])
