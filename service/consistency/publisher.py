@@ -396,23 +396,4 @@ class Publisher:
         chunks = await self._live.unsaved(job) if epochs or touched.saves else ()
         if not (advances or epochs or chunks or touched.returned):
             return view, None
-<<<<<<< HEAD
-        return view, JobRecord(
-            job=job,
-            incarnation=view.incarnation,
-            generation=view.generation,
-            layout_version=view.layout_version,
-            seen=view.revision,
-            advances=advances,
-            epochs=epochs,
-            counts=row_counts(agreements, advances),
-            chunks=chunks,
-            # A record that leaves out a member must not miss that the member has returned meanwhile.
-            # The first attempt takes the cheap way, which works unless another replica records.
-            unless_newer=(first and not epochs)
-            or any(w.idle for w in (*published.values(), *advances.values()))
-            or any(each.leaves_out for each in agreements.values()),
-        )
-=======
         return view, record_of(view, agreements, advances, epochs, chunks, first=first)
->>>>>>> 5249a22 (A replica drops what it keeps of deleted jobs, and of names of an outage)

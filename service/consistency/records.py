@@ -56,9 +56,9 @@ def record_of(
         epochs=epochs,
         counts=row_counts(agreements, advances),
         chunks=chunks,
-        # A record without an idle or a retired member must not miss that it became active meanwhile.
+        # A record that leaves out a member must not miss that the member has returned meanwhile.
         # The first attempt takes the cheap way, which works unless another replica records.
         unless_newer=(first and not epochs)
         or any(watermark.idle for watermark in watermarks)
-        or any(each.without_retired for each in agreements.values()),
+        or any(each.leaves_out for each in agreements.values()),
     )
