@@ -248,3 +248,17 @@ def duration_text(length_ms: int | None) -> str:
 
 MAX_MS: Final = 9_223_372_036_854_775_807
 """The end of time: nothing more will come."""
+
+_AHEAD_MS: Final = 1_000
+"""Clocks of machines differ by less."""
+
+
+def lag_text(watermark_ms: int | None, lag_ms: int | None) -> str:
+    """Write how far a watermark is behind the clock, or ahead of it. The end of time is neither.
+
+    >>> lag_text(5, 61_000), lag_text(5, -61_000), lag_text(MAX_MS, -61_000), lag_text(None, None)
+    ('1 min 1 s', '1 min 1 s ahead', '', '')
+    """
+    if watermark_ms == MAX_MS or lag_ms is None:
+        return ""
+    return f"{duration_text(-lag_ms)} ahead" if lag_ms <= -_AHEAD_MS else duration_text(lag_ms)

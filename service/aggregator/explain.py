@@ -112,7 +112,8 @@ class Explainer:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {found.cause}"
         elif holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
-        because += found.besides + _retired_text(retired)
+        own = await self._own_problem(view, stage, root, observed, now)
+        because += found.besides + own + _retired_text(retired)
         return Explanation(
             stage,
             view.stages[stage],
@@ -124,6 +125,23 @@ class Explainer:
             held.total,
             retired,
         )
+
+    async def _own_problem(
+        self,
+        view: JobView,
+        stage: str,
+        root: str,
+        observed: Mapping[str, StageObservation],
+        now: Instant,
+    ) -> str:
+        """Return the worst problem of the explained stage itself, as the end of a sentence.
+
+        The stage waits for its input first. Once the input has come, the stage waits for itself.
+        """
+        if stage == root or stage not in observed:
+            return ""
+        troubles = await self._examiner.troubles(view, stage, observed[stage], now)
+        return f"; besides, {troubles[0].because}" if troubles else ""
 
     async def _problems(
         self,
@@ -285,7 +303,8 @@ def _idle(stage: str, holders: Sequence[HoldingRange], total: int) -> str:
     more = f", and {total - 1:,} more" if total > 1 else ""
     at = ", and has never promised" if first.promise == MIN else f" at {time_text(first.promise)}"
     return (
-        f"{stage} is idle, and stages below do not wait for it: range {first.name}{who} is idle"
+        f"{stage} is idle, and stages below wait for it only without an active input: range"
+        f" {first.name}{who} is idle"
         f"{at}{more}"
     )
 

@@ -16,7 +16,7 @@ _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ra
 
 def explanation_tree(found: ExplainAnswer) -> Tree:
     """Return an explanation as a tree: the reason, the stages on the path, and the ranges."""
-    since = f", changed at {found['since']}" if found["since"] else ""
+    since = f", unchanged since {found['since']}" if found["since"] else ""
     where = instant_text(found["output_watermark"])
     # As plain text throughout: names may contain markup.
     stands = found.get("health", "ok")

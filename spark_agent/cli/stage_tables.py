@@ -11,7 +11,7 @@ from spark_agent.cli.common import print_table
 from spark_agent.cli.health import Throttled, range_text, stage_text, style_of
 from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
-from spark_agent.times import duration_text, instant_text
+from spark_agent.times import duration_text, instant_text, lag_text
 
 _STAGES: Final = (
     Column("stage", kind="name"),
@@ -154,7 +154,7 @@ def _moving(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
         stage_text(stage, throttled),
         input_text(stage["input_watermark"]),
         instant_text(stage["output_watermark"]),
-        duration_text(stage.get("data_lag_ms")),
+        lag_text(stage["output_watermark"], stage.get("data_lag_ms")),
         duration_text(stage.get("system_lag_ms")),
         f"{ranges['reported']}/{ranges['total']}",
         f"{ranges['leased']}/{ranges['total']}",

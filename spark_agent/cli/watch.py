@@ -53,7 +53,7 @@ from spark_agent.client.responses import (
 )
 from spark_agent.clock import SystemClock
 from spark_agent.exceptions import Unavailable
-from spark_agent.times import MAX_MS, duration_text, instant_text
+from spark_agent.times import MAX_MS, duration_text, instant_text, lag_text
 
 _AT_ONCE: Final = 4
 _UNKNOWN_FIRST: Final = MAX_MS
@@ -135,7 +135,7 @@ def jobs(
                 each.status if each.health in {None, "ok"} else health_text(each.health),
                 each.slowest,
                 instant_text(each.output_watermark),
-                duration_text(each.data_lag_ms),
+                lag_text(each.output_watermark, each.data_lag_ms),
                 duration_text(each.system_lag_ms),
                 # Without an output watermark, only the input has changed.
                 "" if each.output_watermark is None else each.updated_at,

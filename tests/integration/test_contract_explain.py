@@ -340,7 +340,8 @@ async def test_a_shard_that_is_idle_by_policy_before_its_first_report_is_idle(
     body = await explain(api, "s")
     assert [(each["range"], each["reason"]) for each in body["holders"]] == [("b", "idle")]
     assert body["because"] == (
-        "s is idle, and stages below do not wait for it: range b (holder worker) is idle, and has"
+        "s is idle, and stages below wait for it only without an active input: range b (holder worker)"
+        " is idle, and has"
         " never promised"
     )
 

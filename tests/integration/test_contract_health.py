@@ -205,7 +205,8 @@ async def test_an_idle_stage_is_not_held_back(job: Api):
     tokens = await all_well(job)
     await job.report("taps", tokens["taps"], {"0": {"idle": True}})
     assert (await job.explain("taps"))["because"].startswith(
-        "taps is idle, and stages below do not wait for it: range 0 (holder worker) is idle at "
+        "taps is idle, and stages below wait for it only without an active input: range 0 (holder"
+        " worker) is idle at "
     )
 
 

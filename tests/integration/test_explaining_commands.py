@@ -85,7 +85,7 @@ def lines(tree: str) -> list[tuple[int, str]]:
 def test_explain_names_the_range_its_holder_and_its_hold(scores: Scores) -> None:
     tree = lines(scores.run("explain", "average"))
     patterns = [
-        (0, r"average: 2026-01-01T00:00:00.000Z \(active, changed at \S+Z\)"),
+        (0, r"average: 2026-01-01T00:00:00.000Z \(active, unchanged since \S+Z\)"),
         (1, BUFFERING),
         (1, "average waits for its input"),
         (2, "sessions waits for its ranges"),

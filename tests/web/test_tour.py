@@ -111,7 +111,7 @@ def test_the_commands_name_the_same_health(views: Views):
     assert words_of(views.command("show")) == with_marks(WORDS)
     assert words_of(views.command("watch", "--count", "1")) == with_marks(WORDS)
     for stage, word in WORDS.items():
-        assert re.search(rf"\({word}, changed at ", views.command("explain", stage))
+        assert re.search(rf"\({word}, unchanged since ", views.command("explain", stage))
     for stage, condition in CONDITIONS.items():
         found = json.loads(views.command("ranges", stage, "--json"))["ranges"]
         assert views.command("ranges", stage).count(f"  {condition}  ") == len(found)
@@ -220,7 +220,9 @@ def test_a_stage_ahead_of_the_clock_has_no_lag(views: Views, open_page: Opened):
 
 def test_an_idle_stage_holds_nothing_back(views: Views, open_page: Opened):
     because = views.read("/stages/coupons/explain")["because"]
-    assert because.startswith("coupons is idle, and stages below do not wait for it: range ")
+    assert because.startswith(
+        "coupons is idle, and stages below wait for it only without an active input: range "
+    )
     with open_page("#/jobs/tour/stages/coupons") as page:
         expect(page.get_by_text("2 ranges are the lowest of coupons")).to_be_visible()
         expect(page.locator(".ranges .empty")).to_have_text(

@@ -65,11 +65,15 @@ export function duration(ms) {
   return rest ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
 }
 
-/** How far an event time is behind the clock. */
-export function lag(ms, nowMs) {
-  if (ms === null || ms === undefined) return null;
-  return isEnd(ms) ? 0 : Math.max(0, nowMs - ms);
+/** How far an event time is behind the clock, or ahead of it, as text. The end of time is neither. */
+export function lagText(ms, nowMs) {
+  if (ms === null || ms === undefined || isEnd(ms)) return "–";
+  const behind = nowMs - ms;
+  return behind <= -AHEAD_MS ? `${duration(-behind)} ahead` : duration(Math.max(0, behind));
 }
+
+/** Clocks of machines differ by less. */
+const AHEAD_MS = 1_000;
 
 /** Moments in the texts of the API, which are in UTC: whole, or without their seconds, or without their day. */
 const WHOLE = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;

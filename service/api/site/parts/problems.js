@@ -22,7 +22,7 @@ export function useProblems(job) {
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
-  const isFirst = (each) => problems.find((other) => other.health === each.health) === each;
+  const isFirst = (each) => problems.find((other) => other.remedy === each.remedy) === each;
   const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone}
     remedy=${isFirst(each) ? each.remedy : null} />`;
   const rest = problems.slice(SHOWN);
@@ -34,7 +34,7 @@ export function Problems({ job, problems, zone }) {
   </section>`;
 }
 
-/** The first of several with one cause has the remedy. */
+/** The first of several with one remedy has it. */
 function Problem({ job, of, number, zone, remedy }) {
   const mark = () => showStage(of.stage);
   const unmark = () => showStage(null);

@@ -4,7 +4,7 @@ import { now } from "../lib/api.js";
 import { NODE } from "../lib/layout.js";
 import { link } from "../lib/route.js";
 import { fitted, widthOf } from "../lib/text.js";
-import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { duration, instant, isEnd, isInstant, lagText } from "../lib/time.js";
 import { Following } from "./following.js";
 import { isUnwell, kindOf, signOf, wordOf } from "./status.js";
 
@@ -82,7 +82,7 @@ function lags(stage, nowMs) {
   if (!stage || stage.output_watermark === null) return "no lag yet";
   if (isEnd(stage.output_watermark)) return "nothing more will come";
   const system = stage.processing_watermark;
-  const behind = `lag ${duration(lag(stage.output_watermark, nowMs))}`;
+  const behind = `lag ${lagText(stage.output_watermark, nowMs)}`;
   return isInstant(system) ? `${behind} · system ${duration(Math.max(0, nowMs - system))}` : behind;
 }
 

@@ -2,7 +2,7 @@
 import { now } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { changed, go, link } from "../lib/route.js";
-import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { duration, instant, isInstant, lagText } from "../lib/time.js";
 import { Following, Unchanged } from "./following.js";
 import { badgesOf } from "./stage-box.js";
 import { Status } from "./status.js";
@@ -59,7 +59,7 @@ class Row extends Following {
       <td data-label="Health"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
         html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
-      <td data-label="Data lag">${isEnd(output) ? "–" : duration(lag(output, nowMs))}</td>
+      <td data-label="Data lag">${lagText(output, nowMs)}</td>
       <td data-label="System lag">${isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"}</td>
       <td data-label="Ranges reported">${total ? `${reported.toLocaleString("en")} of ${total.toLocaleString("en")}` : "–"}</td>
       <td data-label="Late rows">${(stage?.late ?? 0).toLocaleString("en")}</td>

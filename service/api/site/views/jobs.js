@@ -3,7 +3,7 @@ import { read } from "../lib/api.js";
 import { html, useRef } from "../lib/html.js";
 import { useNow, usePoll } from "../lib/hooks.js";
 import { changed, go, link } from "../lib/route.js";
-import { counted, duration, fromIso, instant, isEnd, lag, moments } from "../lib/time.js";
+import { counted, duration, fromIso, instant, lagText, moments } from "../lib/time.js";
 import { Status } from "../parts/status.js";
 import { Sparkline } from "../parts/sparkline.js";
 
@@ -62,7 +62,7 @@ function Row({ job, nowMs, zone }) {
     <td data-label="Health"><${Status} of=${job} />${job.because && html`<small class="cause">${moments(job.because, zone)}</small>`}</td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
-    <td data-label="Lag">${isEnd(job.output_watermark) ? "–" : duration(lag(job.output_watermark, nowMs))}</td>
+    <td data-label="Lag">${lagText(job.output_watermark, nowMs)}</td>
     <td data-label="Unchanged for" class=${still ? "still" : ""}>${unchanged}</td>
     <td data-label="Last hour"><${Sparkline} job=${job.job} stage=${job.slowest} /></td>
   </tr>`;

@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { useJob, useNow } from "../lib/hooks.js";
 import { link } from "../lib/route.js";
-import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { duration, instant, isInstant, lagText } from "../lib/time.js";
 import { Connection } from "../parts/connection.js";
 import { Eta } from "../parts/eta.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
@@ -45,7 +45,7 @@ function Facts({ stage, throttled, zone, nowMs }) {
     ["Health", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
     ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
-    ["Data lag", isEnd(stage.output_watermark) ? "–" : duration(lag(stage.output_watermark, nowMs))],
+    ["Data lag", lagText(stage.output_watermark, nowMs)],
     ["System lag", isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"],
     ["Late rows", stage.records == null ? "–" : `${stage.late.toLocaleString("en")} of ${stage.records.toLocaleString("en")}`],
     ...(stage.corrections > 0 ? [["Corrections", stage.corrections.toLocaleString("en")]] : []),
