@@ -272,8 +272,12 @@ local function add_count(st, name, more)
   if more <= 0 then return end
   local sum = redis.pcall('HINCRBY', st.keys.facts, name, text(more))
   if type(sum) ~= 'table' then return end
-  if not string.find(sum.err, 'overflow', 1, true) then error(sum) end
-  call('HSET', st.keys.facts, name, MAX_COUNT)
+  if string.find(sum.err, 'overflow', 1, true) then
+    call('HSET', st.keys.facts, name, MAX_COUNT)
+  else
+    -- Any other error is raised as that of each command.
+    call('HINCRBY', st.keys.facts, name, text(more))
+  end
 end
 
 -- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
