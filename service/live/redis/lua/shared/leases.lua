@@ -30,7 +30,10 @@ local function forget(lease, reason)
   call('HDEL', LEASES, 'f' .. fence, 'm' .. fence, 'n' .. fence)
   call('ZREM', DEADLINES, fence)
   if call('RPUSH', ENDED, lease.token) > REMEMBERED then
-    call('HDEL', LEASES, 't' .. call('LPOP', ENDED))
+    local oldest = 't' .. call('LPOP', ENDED)
+    -- A claim that is sent again, because its answer was lost, has its token again. Its lease of before has ended,
+    -- and the token is that of the lease since.
+    if string.sub(call('HGET', LEASES, oldest) or '', 1, 1) == 'x' then call('HDEL', LEASES, oldest) end
   end
 end
 
@@ -189,9 +192,6 @@ local function grant(st, token, runs, holder, ttl, rank, run, watched)
       forget(lease, lease.reason or 'superseded')
     end
   end
-  -- A claim that is sent again, because its answer was lost, has its token again. Its lease of before is among those
-  -- that have ended: the token must not be dropped with the oldest of them.
-  if call('HEXISTS', LEASES, 't' .. token) == 1 then call('LREM', ENDED, 0, token) end
   call(
     'HSET', LEASES,
     't' .. token, cmsgpack.pack({fence, st.name, holder, rank, ttl, tonumber(run), watched}),
