@@ -185,7 +185,7 @@ def test_each_outcome_of_waiting_has_an_exit_code_and_a_word() -> None:
 def test_an_arrival_has_the_same_words() -> None:
     def outcome(*answers: Answer) -> str | None:
         with Answers(*answers) as server:
-            arrival = Arrival(Client(server.url, patience_ms=10), "scores", "s", 50)
+            arrival = Arrival(Client(server.url, patience_ms=500), "scores", "s", 50)
             assert arrival.outcome is None
             try:
                 assert arrival.is_complete() == (arrival.outcome == "reached")
