@@ -181,7 +181,8 @@ def decode(
         # Decoding ended at the first invalid value: the rest may not even be JSON.
         members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
         # First, since a place that msgspec names may be in an object that was dropped.
-        check_members(body, refusal)
+        if len(body) <= _EXPLAINED:
+            check_members(body, refusal)
     except NOT_JSON as error:
         raise _malformed(error) from None
     in_ms = members if times is None else _in_ms(times, members, refusal)

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-_LARGEST: Final = 16 * 2**20
-"""The largest body that is checked. Larger ones, of claims and specifications, take long to read."""
+_LARGEST: Final = 2 * 2**20
+"""The largest body that is checked: a report of as many ranges as it may have, with some holds. The check
+of a larger one would take so long that other clients noticed it."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
