@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 _LARGEST: Final = 2 * 2**20
-"""The largest body that is checked: a report of as many ranges as it may have, with some holds. The check
-of a larger one would take so long that other clients noticed it."""
+"""The largest body that is checked: a report of as many ranges as it may have, with some holds. Other
+clients would notice the time that the check of a larger one takes."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
