@@ -233,10 +233,9 @@ class Aggregator:
         except StaleRunError as error:
             raise await self._naming_holder(job, error) from None
         self._metrics.count_grant(grant)
+        self._publisher.touch(job, (stage,))
         if grant.returned:
-            await self._order_return(job, stage)
-        else:
-            self._publisher.touch(job, (stage,))
+            await self._order_return(job)
         return grant
 
     async def _claim(self, job: str, stage: str, claim: Claim) -> Grant:
@@ -314,7 +313,10 @@ class Aggregator:
         self._metrics.count_report(job, stage, report, reported, waiting=report.epoch is not None)
         published: Published = None
         if reported.returned or reported.ends_retirement:
-            published = await self._order_return(job, stage, saves=reported.ends_retirement)
+            # The end of a retirement is saved, too: else the range would be retired again after a loss
+            # of the live store, and the watermark would pass rows of a report that was accepted.
+            self._publisher.touch(job, (stage,), saves=reported.ends_retirement)
+            published = await self._order_return(job)
         elif reported.advances:
             self._publisher.touch(job, (stage,))
             with suppress(UnavailableError):
@@ -324,13 +326,8 @@ class Aggregator:
         # As published by that round: later reads return this view, or a newer one.
         return reported, published.stages.get(stage, reported.view)
 
-    async def _order_return(self, job: str, stage: str, *, saves: bool = False) -> Published:
-        """Record a revision after the return of a range (see `awaits_revision`); return the job then.
-
-        With `saves`, also record the end of a retirement. Else the range would be retired again after a
-        loss of the live store, and the watermark would pass rows of a range whose report was accepted.
-        """
-        self._publisher.touch(job, (stage,), saves=saves, returned=True)
+    async def _order_return(self, job: str) -> Published:
+        """Wait for the revision after a range has returned (see `awaits_revision`); return the job."""
         try:
             return await self._live.flush(job)
         except UnavailableError:

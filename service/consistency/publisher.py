@@ -87,18 +87,14 @@ class Publisher:
         """Drop deleted jobs, unless they were touched since they had this number of changes."""
         drop_unchanged(self._touched, jobs)
 
-    def touch(
-        self, job: str, stages: Iterable[str], *, saves: bool = False, returned: bool = False
-    ) -> None:
+    def touch(self, job: str, stages: Iterable[str], *, saves: bool = False) -> None:
         """Let the next round publish what these stages agree on.
 
-        With `saves`, in one transaction with the checkpoint of the job's changed ranges. With
-        `returned`, by a new revision also if nothing advances (see `awaits_revision`).
+        With `saves`, in one transaction with the checkpoint of the job's changed ranges.
         """
         touched = self._touch(job)
         touched.stages.update(stages)
         touched.saves |= saves
-        touched.returned |= returned
 
     def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
         """Let the next round record these epochs, and publish what they have advanced."""
@@ -394,6 +390,8 @@ class Publisher:
         # The promises of a committed epoch are saved with it: after a crash nobody would report them
         # again.
         chunks = await self._live.unsaved(job) if epochs or touched.saves else ()
-        if not (advances or epochs or chunks or touched.returned):
+        # Answers to ranges that have returned wait for a revision, also if nothing advances.
+        has_returned = any(each.has_returned for each in agreements.values())
+        if not (advances or epochs or chunks or has_returned):
             return view, None
         return view, record_of(view, agreements, advances, epochs, chunks, first=first)

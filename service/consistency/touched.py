@@ -49,8 +49,6 @@ class TouchedJob:
     """Number of changes so far."""
     saves: bool = False
     """True if the round also saves the changed promises, as it does with epochs."""
-    returned: bool = False
-    """True if the round also records a revision where nothing advances (see `awaits_revision`)."""
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
     """Spans of these reports and commits, while requests are traced; at most `MOST_LINKS`."""
 
@@ -92,7 +90,6 @@ class TouchedJob:
         self.is_awaited |= newer.is_awaited
         self.touches += newer.touches
         self.saves |= newer.saves
-        self.returned |= newer.returned
         self.requests = [*self.requests, *newer.requests][:MOST_LINKS]
         self.done.add_done_callback(lambda done: _forward(done, newer.done))
 

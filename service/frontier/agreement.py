@@ -37,7 +37,9 @@ class Agreement:
     watermark: int
     idle: bool = False
     leaves_out: bool = field(default=False, compare=False, repr=False)
-    """True if a member is idle or retired. It may return before this is published: then it counts."""
+    """True if a member is left out (see `leaves_out`). It may return before this is published."""
+    has_returned: bool = field(default=False, compare=False, repr=False)
+    """True if a member has returned since the last revision (see `awaits_revision`)."""
     records: int = field(default=0, compare=False, repr=False)
     """Records that the members have reported, for the history."""
     late: int = field(default=0, compare=False, repr=False)
@@ -90,14 +92,35 @@ def agree_keyed(lowest: int, total: int, idle: int, final: int) -> Agreement:
     >>> agree_keyed(lowest=7, total=3, idle=2, final=1)
     Agreement(watermark=7, idle=True)
     """
-    return Agreement(lowest, idle > 0 and idle + final == total)
+    return Agreement(lowest, are_idle_together(total, idle, final))
+
+
+def are_idle_together(total: int, idle: int, final: int) -> bool:
+    """Return whether each of the members is idle or final, and not all are final.
+
+    >>> are_idle_together(3, 2, 0), are_idle_together(3, 2, 1), are_idle_together(3, 0, 3)
+    (False, True, False)
+    """
+    return idle > 0 and idle + final == total
+
+
+def leaves_out(idle: int, retired: int, *, keyed: bool) -> bool:
+    """Return whether the watermark of ranges may pass the promise of one that is not final.
+
+    Idle key ranges stay in the minimum. Their stage as a whole is left out downstream, while it is idle.
+
+    >>> leaves_out(1, 0, keyed=False), leaves_out(1, 0, keyed=True), leaves_out(0, 1, keyed=True)
+    (True, False, True)
+    """
+    return retired > 0 or (idle > 0 and not keyed)
 
 
 def awaits_revision(returned_at: int | None, revision: int) -> bool:
     """Return whether a member that has returned must wait for a newer revision of its job.
 
-    A member *returns* if it was idle or retired, and is waited for again. An advance that was computed
-    without the member may still be on its way into the ledger. Were the member answered now, the advance
+    A member *returns* if it was left out, and is waited for again: a range that was idle or retired, and
+    all key ranges of a stage if they were idle together. An advance that was computed without the member
+    may still be on its way into the ledger. Were the member answered now, the advance
     could pass the watermark of the answer. Such an advance is recorded only if nothing newer is: so the
     first revision after the return shows the advance, or excludes it.
 

@@ -54,7 +54,9 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "is_ahead": graph,
     "agree": agreement,
     "agree_keyed": agreement,
+    "are_idle_together": agreement,
     "awaits_revision": agreement,
+    "leaves_out": agreement,
     "merge_facts": facts,
     "next_commit": idleness,
     "stays_idle": idleness,
@@ -471,16 +473,36 @@ def agree_keyed(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
     return compared(worker.agreement("k"))
 
 
+def are_idle_together(worker: Worker, case: Case, _advance: Advance) -> bool:
+    return agree_keyed(worker, {**case, "lowest": 7}, _advance)[1]
+
+
+def leaves_out(worker: Worker, case: Case, _advance: Advance) -> bool:
+    stage = "k" if case["keyed"] else "s"
+    if case["keyed"]:
+        worker.publish(k=StageWatermark(input=MAX))
+    observed = MAX if case["keyed"] else None
+    grant = worker.claim(None, stage=stage)
+    first, second = grant.granted
+    idle = [first] if case["idle"] else []
+    worker.report(grant.token, {first: 5, second: 7}, stage=stage, observed=observed, idle=idle)
+    if case["retired"]:
+        worker.run(worker.live.retire("j", stage, second))
+    return worker.agreement(stage).leaves_out
+
+
 def awaits_revision(worker: Worker, case: Case, _advance: Advance) -> bool:
     token = worker.claim(None).token
     returned_at: int | None = case["returned_at"]
-    worker.report(token, {"a": 5, "b": 5}, idle=["a"])
+    worker.report(token, {"a": 5, "b": 5}, idle=[] if returned_at is None else ["a"])
     if returned_at is not None:
         worker.publish(returned_at, s=StageWatermark(output=5))
         worker.report(token, {"a": 5})
     worker.publish(case["revision"], s=StageWatermark(output=5))
-    reported = worker.report(token, {"b": 5}).returned
-    assert worker.claim(["b"]).returned is reported, "the same of a claim"
+    reported = worker.report(token, {"a": 5}).returned
+    assert not worker.report(token, {"b": 5}).returned, "the other range was not away"
+    assert not worker.claim(["b"]).returned
+    assert worker.claim(["a"]).returned is reported, "the same of a claim"
     return reported
 
 
@@ -611,6 +633,8 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     is_ahead,
     agree,
     agree_keyed,
+    are_idle_together,
+    leaves_out,
     awaits_revision,
     merge_facts,
     next_commit,

@@ -108,14 +108,15 @@ async def test_invariant_4_nor_is_a_return_that_another_replica_answers(
             assert await job.output("taps") == answer["output_watermark"] == 6
 
 
+async def away(*_: Any, **__: Any) -> Any:
+    raise UnavailableError("the ledger does not answer")
+
+
 async def test_a_retried_return_is_not_answered_before_the_ledger_has_it(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ):
     """The first request has ended the idleness already; only its revision is missing."""
     idle, _ = await idle_shard(api)
-
-    async def away(*_: Any, **__: Any) -> Any:
-        raise UnavailableError("the ledger does not answer")
 
     with monkeypatch.context() as outage:
         outage.setattr(SqlLedger, "record", away)
@@ -126,6 +127,51 @@ async def test_a_retried_return_is_not_answered_before_the_ledger_has_it(
     await eventually(
         lambda: api.post_report("taps", idle, {"a": 6}), lambda answer: answer.status_code != 503
     )
+
+
+async def by_the_end_of_the_lease(gauge: InProcess, _token: str) -> None:
+    gauge.advance(700_000)
+
+
+async def by_its_release(gauge: InProcess, token: str) -> None:
+    await gauge.api().release(token)
+
+
+@pytest.mark.parametrize("ends", [by_the_end_of_the_lease, by_its_release])
+async def test_an_outage_rejects_ranges_that_were_away_alone(
+    gauge: InProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: Callable[[InProcess, str], Coroutine[Any, Any, None]],
+):
+    """The idleness of a shard ends during the outage. The shard beside it was never idle."""
+    api = gauge.api()
+    idle, _ = await idle_shard(api)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(SqlLedger, "record", away)
+        await ends(gauge, idle)
+        other = await api.token("taps", ["b"], ttl_ms=600_000)
+        await api.report("taps", other, {"b": 7})
+        problem(await api.post_claim("taps", ["a"]), 503, "unavailable")
+    await eventually(lambda: api.post_claim("taps", ["a"]), lambda answer: answer.status_code < 300)
+
+
+async def test_invariant_4_nor_is_a_range_passed_whose_idleness_has_ended_without_an_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+):
+    """The advance without shard a is on its way when the lease is released, and claimed again."""
+    idle, other = await idle_shard(api)
+    held = HeldLedger(monkeypatch)
+    advancing = asyncio.create_task(api.report("taps", other, {"b": 90}))
+    await held.is_held.wait()
+    await api.release(idle)
+    claimed = asyncio.create_task(api.token("taps", ["a"], ttl_ms=600_000))
+    await asyncio.wait([claimed], timeout=0.2)
+    is_early = claimed.done()
+    held.let_go.set()
+    await advancing
+    await claimed
+    assert not is_early, "answered before the advance was visible"
 
 
 async def test_who_was_not_away_waits_for_nothing(api: Api, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from service.frontier.epochs import Waiting
 from service.frontier.graph import Stage
 from service.frontier.ranges import Layout
 from service.live.memory.leases import NOTHING, end_on, forget
-from service.live.memory.range_table import RangeTable
+from service.live.memory.range_table import EVERY, RangeTable
 from service.live.memory.state import LiveJob, LiveStage
 from service.live.port import FENCE_BITS
 from service.model.jobs import InstalledJob, InstalledStage
@@ -82,6 +82,8 @@ def _carried(
         return stage
     stage.is_source = job.pipeline.stages[name].is_source
     stage.table = table.carried_over(layout)
+    # The indices of ranges that have returned are those of the former layout.
+    stage.returned = {EVERY} if before.returned else set()
     stage.layout_since = installed.layout_since
     stage.waiting = _renumbered(before.waiting, table, stage.table)
     owned = _by_owner(stage.table.owner)

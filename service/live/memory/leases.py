@@ -68,7 +68,7 @@ def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Gr
         granted=RangeNames(table.layout, granted),
         denied=denied,
         denied_total=denied_total,
-        returned=job.awaits_revision(stage),
+        returned=job.awaits_revision(stage, granted),
     )
 
 

@@ -6,13 +6,20 @@ look at the others, so their minimum is kept in a tree of minima.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
 
-from service.frontier.agreement import Agreement, agree, agree_keyed, weight
+from service.frontier.agreement import (
+    Agreement,
+    agree,
+    agree_keyed,
+    are_idle_together,
+    leaves_out,
+    weight,
+)
 from service.frontier.columns import Bools, are_behind, join_promises, weights
 from service.frontier.facts import (
     NO_FACTS,
@@ -47,6 +54,9 @@ from service.model.reports import (
 BULK = 64
 """From this many ranges on, array operations are cheaper than a loop."""
 
+EVERY = -1
+"""In `returned`: all ranges of the stage."""
+
 NOBODY = 0
 """In `owner`: no lease is on the range."""
 
@@ -75,7 +85,6 @@ class RangeTable:
         "counts",
         "facts",
         "final",
-        "has_returned",
         "held_since_ms",
         "idle",
         "idle_by_policy",
@@ -87,6 +96,7 @@ class RangeTable:
         "raised_at_ms",
         "reported_at_ms",
         "retired",
+        "returned",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, saved: Columns | None = None) -> None:
@@ -121,8 +131,8 @@ class RangeTable:
         self.counts = Counts()
         self.notes = RangeNotes(size)
         self.changed = ChangedChunks()
-        self.has_returned = False
-        """True if a range has returned, until `LiveJob.awaits_revision`."""
+        self.returned: set[int] = set()
+        """Ranges that have returned (see `awaits_revision`), until `LiveJob.has_returned`."""
         self.leased = 0
         self._promise_view = self._promise.data
         self._owner_view = self.owner.data
@@ -145,12 +155,28 @@ class RangeTable:
     def agreement(self) -> Agreement:
         """Agreement of the ranges."""
         if self._is_keyed:
-            final = self.final + len(self.retired)
-            return agree_keyed(self._tree.least, len(self), self.idle, final)
+            return agree_keyed(self._tree.least, len(self), self.idle, self._final)
         least = self._tree.least
         # Nobody is active: that is rare, and then the least of all promises counts.
         lowest_idle = int(self.promises.min()) if least == MAX and self.idle else MAX
         return agree(least, self.idle, lowest_idle)
+
+    @property
+    def _final(self) -> int:
+        """Number of ranges that count as final."""
+        return self.final + len(self.retired)
+
+    @property
+    def leaves_out(self) -> bool:
+        """See `leaves_out`."""
+        return leaves_out(self.idle, len(self.retired), keyed=self._is_keyed)
+
+    def _note_returned(self, indices: Iterable[int]) -> None:
+        """Note that ranges are idle no longer. Must be called while they are counted as idle."""
+        if not self._is_keyed:
+            self.returned.update(indices)
+        elif are_idle_together(len(self), self.idle, self._final):
+            self.returned.add(EVERY)
 
     def _weight(self, promise: int, *, idle: bool) -> int:
         return weight(promise, idle=idle and not self._is_keyed)
@@ -251,6 +277,8 @@ class RangeTable:
         earlier = self._promise_view[index]
         was_idle = self._idle_view[index]
         now, is_idle = join_report(earlier, promise, idle=idle)
+        if was_idle and not is_idle and now != MAX:
+            self._note_returned((index,))
         if now != earlier:
             self._promise_view[index] = now
             self.raised_at_ms[index] = wall_ms
@@ -262,7 +290,6 @@ class RangeTable:
         self._idle_view[index] = is_idle
         if not is_idle:
             self.idle_by_policy.discard(index)
-            self.has_returned |= was_idle and earlier != MAX
         self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
@@ -302,6 +329,9 @@ class RangeTable:
         earlier = self._promise[at].copy()
         was_idle = self._idle[at].copy()
         now = join_promises(earlier, reported)
+        returned = was_idle & ~idle & (now != MAX)
+        if np.count_nonzero(returned):
+            self._note_returned(among(at, returned).tolist())
         raised = now != earlier
         if np.count_nonzero(raised):
             self._promise[at] = now
@@ -312,7 +342,6 @@ class RangeTable:
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
-        self.has_returned |= bool(np.count_nonzero(was_idle & ~idle & (earlier != MAX)))
         moved = raised | (idle != was_idle)
         if np.count_nonzero(moved):
             self._tree.put_many(among(at, moved), self._weights(now, idle)[moved])
@@ -338,7 +367,7 @@ class RangeTable:
         Each of them holds its stage again, from its own promise on.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
-        self.has_returned |= bool(ended)
+        self.returned.update(ended)
         for index in ended:
             self.changed.note_end_of_retirement(index)
             self.retired.discard(index)
@@ -424,7 +453,7 @@ class RangeTable:
         old, new = staying(self.layout, layout)
         table.changed = self.changed.after_layout_change(len(layout), old, new)
         table.counts = self.counts
-        table.has_returned = self.has_returned
+        table.returned = {EVERY} if self.returned else set()
         if len(old):
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]

@@ -55,7 +55,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         ranges=names,
         grant=granted,
         ends_retirement=table.changed.has_unsaved_end(rows),
-        returned=job.awaits_revision(stage),
+        returned=job.awaits_revision(stage, rows),
     )
 
 

@@ -12,7 +12,8 @@ from service.frontier.graph import Pipeline
 from service.frontier.idleness import Commits
 from service.frontier.leases import Rank, is_current
 from service.live import refusals
-from service.live.memory.range_table import RangeLookup, RangeTable
+from service.live.memory.range_table import EVERY, RangeLookup, RangeTable
+from service.live.memory.rows import Rows, as_list
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 from service.model.reports import CommittedHolds
@@ -71,7 +72,9 @@ class LiveStage:
     marks: dict[str, int] = field(default_factory=dict[str, int])
     """See `LiveStore.raise_marks`."""
     returned_at: int | None = None
-    """The job's revision when a range last returned (see `awaits_revision`); None: none has."""
+    """The job's revision when ranges last returned (see `awaits_revision`); None: none has."""
+    returned: set[int] = field(default_factory=set[int])
+    """Those ranges, by index, or `EVERY`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,12 +106,22 @@ class LiveJob:
             raise refusals.unknown_stage(self.name, name)
         return found
 
-    def awaits_revision(self, name: str) -> bool:
-        """Return whether an answer to ranges of a stage must wait for the next revision."""
+    def has_returned(self, name: str) -> bool:
+        """Return whether a range of a stage has returned since the last revision."""
         stage, table = self.table(name)
-        if table.has_returned:
-            stage.returned_at, table.has_returned = self.revision, False
+        if table.returned:
+            # Those of an earlier revision wait no longer.
+            is_later = stage.returned_at != self.revision
+            stage.returned = table.returned if is_later else stage.returned | table.returned
+            stage.returned_at, table.returned = self.revision, set()
         return awaits_revision(stage.returned_at, self.revision)
+
+    def awaits_revision(self, name: str, rows: Rows) -> bool:
+        """Return whether an answer to these ranges of a stage must wait for the next revision."""
+        if not self.has_returned(name):
+            return False
+        returned = self.stages[name].returned
+        return EVERY in returned or not returned.isdisjoint(as_list(rows))
 
     def table(self, name: str) -> tuple[LiveStage, RangeTable]:
         """Find a stage that has ranges. Raises `InvalidRequestError` for a passthrough."""

@@ -240,7 +240,8 @@ class MemoryLiveStore(LiveStore):
         return views.job_view(found), {
             name: replace(
                 table.agreement,
-                leaves_out=bool(table.idle or table.retired),
+                leaves_out=table.leaves_out,
+                has_returned=found.has_returned(name),
                 records=table.counts.records,
                 late=table.counts.late,
             )

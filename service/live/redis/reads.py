@@ -138,8 +138,8 @@ async def _read_all(
     return [await steps.with_layout(job, read)] * len(wanted)
 
 
-_Agreed = tuple[float, bool, bool, str, str]
-"""An agreement, and the records and late rows of the stage."""
+_Agreed = tuple[float, bool, bool, str, str, bool]
+"""An agreement: see `read.lua`."""
 
 
 async def _read(
@@ -189,10 +189,11 @@ async def agreements(
                     schema.as_time(watermark),
                     bool(idle),
                     bool(leaves_out),
+                    bool(has_returned),
                     int(records),
                     int(late),
                 )
-                for n, (watermark, idle, leaves_out, records, late) in zip(
+                for n, (watermark, idle, leaves_out, records, late, has_returned) in zip(
                     stages, agreed, strict=True
                 )
             }

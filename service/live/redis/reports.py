@@ -74,13 +74,11 @@ async def _report_all(
     same = [resolved for of, resolved in batch if of is job_layout]
     stages = list(dict.fromkeys(resolved.stage for resolved in same))
     args = [report_args(job_layout, stages.index(each.stage) + 1, each) for each in same]
-    _, raw_results, ahead, returned = await steps.step(job_layout, "report", stages, args)
+    _, raw_results, ahead = await steps.step(job_layout, "report", stages, args)
     results: list[Reported | Exception] = []
     for resolved, result in zip(same, raw_results, strict=True):
         k = stages.index(resolved.stage)
-        reported = read_result(
-            job_layout, resolved, result, ahead=bool(ahead[k]), returned=bool(returned[k])
-        )
+        reported = read_result(job_layout, resolved, result, ahead=bool(ahead[k]))
         if isinstance(reported, Reported):
             note_left(resolved, reported)
         results.append(reported)

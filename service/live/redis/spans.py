@@ -200,18 +200,11 @@ def _facts(facts: ReportedFacts | None) -> msgspec.Raw | bool:
 
 
 def read_result(
-    job_layout: JobLayout,
-    resolved: ResolvedReport,
-    result: Sequence[Any],
-    *,
-    ahead: bool,
-    returned: bool,
+    job_layout: JobLayout, resolved: ResolvedReport, result: Sequence[Any], *, ahead: bool
 ) -> Reported | Exception:
-    """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published;
-    `returned`: see `Reported`.
-    """
+    """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published."""
     match result:
-        case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted, ends_retirement]:
+        case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted, ends, returned]:
             return Reported(
                 accepted=int(accepted),
                 behind=[job_layout.name(resolved.stage, index) for index in behind or ()],
@@ -221,8 +214,8 @@ def read_result(
                 advances=ahead and bool(counts),
                 ranges=resolved.lookup.names,
                 grant=_grant(job_layout, resolved, granted),
-                ends_retirement=bool(ends_retirement),
-                returned=returned,
+                ends_retirement=bool(ends),
+                returned=bool(returned),
             )
         case _:
             return _refusal(job_layout, resolved, result)

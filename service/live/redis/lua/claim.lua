@@ -7,4 +7,10 @@ local st = load(stage(1))
 if not is_of_run(run, st.run) then return reply('stale-run', st.run) end
 local lease, granted, denied = grant(st, token, runs, holder, ttl, rank, run, watched)
 if not lease then return reply('conflict', denied) end
-return reply('ok', text(lease.fence), granted, denied, must_wait(st))
+local returned = must_wait(st, function(found)
+  for index in pairs(found) do
+    if among(granted, index) then return true end
+  end
+  return false
+end)
+return reply('ok', text(lease.fence), granted, denied, returned)

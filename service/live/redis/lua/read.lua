@@ -13,10 +13,11 @@ for k = 1, #names do
   censuses[k] = counts
   if agreements then
     agreed[k] = agreement(load(st))
-    agreed[k][3] = st.idle_before + st.retired_before > 0
+    agreed[k][3] = leaves_out(st.idle_before, st.retired_before, not st.source)
     local rows = call('HMGET', st.keys.facts, '#records', '#late')
     -- As text: a double would round a large count, up to one more than the ledger can keep.
     agreed[k][4], agreed[k][5] = rows[1] or '0', rows[2] or '0'
+    agreed[k][6] = #returned_ranges(st) > 0
   end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')

@@ -17,6 +17,11 @@ for k, entry in ipairs(stages) do
   fill(st.keys.waiting, entry[4])
   fill(st.keys.facts, entry[5])
   fill(st.keys.marks, entry[6])
+  local returned = call('HGET', LEASES, 'q' .. entry[7])
+  if returned then
+    -- Its indices are those of the former layout.
+    call('HSET', LEASES, 'q' .. entry[7], cmsgpack.pack({cmsgpack.unpack(returned)[1], {EVERY}}))
+  end
   if not publish_view(entry[7], entry[8]) then call('HSETNX', VIEWS, entry[7], entry[8]) end
   local base = 4 * k
   if #ARGV[base] > 0 then

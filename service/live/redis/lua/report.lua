@@ -60,13 +60,6 @@ local function as_expected(st, joined)
   return true
 end
 
-local function among(runs, index)
-  for r = 1, #runs, 2 do
-    if index >= runs[r] and index < runs[r] + runs[r + 1] then return true end
-  end
-  return false
-end
-
 local function epoch_refused(st, epoch)
   local waiting = waiting_epochs(st)
   local arrived = arrival(epoch, st.epoch, waiting)
@@ -246,20 +239,26 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
   call('HSET', st.keys.waiting, epoch, cmsgpack.pack(registered))
 end
 
--- Whether the end of a retirement of any of these ranges is not saved yet.
-local function has_unsaved_end(st, spans, keeps)
-  if not st.ending then return false end
-  local ending = {}
-  for _, entry in ipairs(cmsgpack.unpack(st.ending)) do ending[entry[1]] = true end
+-- Whether any of a report's ranges is among the keys of a table.
+local function has_any(found, spans, keeps)
   for n, span in ipairs(spans) do
     local keep, at, count = keeps[n], positions(span)
     for k = 1, count do
-      if (not keep or keep[k]) and ending[BLOCK * span[1] + position(at, k) - 1] then return true end
+      if (not keep or keep[k]) and found[BLOCK * span[1] + position(at, k) - 1] then return true end
     end
   end
   return false
 end
 
+-- Whether the end of a retirement of any of these ranges is not saved yet.
+local function has_unsaved_end(st, spans, keeps)
+  if not st.ending then return false end
+  local ending = {}
+  for _, entry in ipairs(cmsgpack.unpack(st.ending)) do ending[entry[1]] = true end
+  return has_any(ending, spans, keeps)
+end
+
+-- Returns the result of a report, and which of the ranges of its spans it was applied to.
 local function apply_report(st, report)
   load(st)
   local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds, joined =
@@ -354,23 +353,29 @@ local function apply_report(st, report)
   local granting = claim and {text(lease.fence), claimed, denied}
   local left = releases and 0 or lease.ttl
   local ends_retirement = has_unsaved_end(st, spans, keeps)
-  return {'ok', accepted, behind, rejected, left, published.all, may_advance, granting, ends_retirement}
+  return {'ok', accepted, behind, rejected, left, published.all, may_advance, granting, ends_retirement}, keeps
 end
 
 local refused = check_state()
 if refused then return refused end
-local stages, results = {}, {}
-for n, report in ipairs(cmsgpack.unpack(ARGV[3])) do
+local batch = cmsgpack.unpack(ARGV[3])
+local stages, results, applied = {}, {}, {}
+for n, report in ipairs(batch) do
   local k = report[1]
   stages[k] = stages[k] or stage(k)
-  results[n] = apply_report(stages[k], report)
+  results[n], applied[n] = apply_report(stages[k], report)
 end
 -- Once for the whole batch: for the tree, it costs little more than a single report.
-local ahead, returned = {}, {}
+local ahead = {}
 for k, st in pairs(stages) do
   if st.n then write_totals(st) end
   local published = st.published
   ahead[k] = published and is_ahead(agreement(st), published.output, published.idle) or false
-  returned[k] = published and must_wait(st) or false
 end
-return reply('ok', results, ahead, returned)
+for n, report in ipairs(batch) do
+  local result, keeps = results[n], applied[n]
+  if keeps then
+    result[#result + 1] = must_wait(stages[report[1]], function(found) return has_any(found, report[6], keeps) end)
+  end
+end
+return reply('ok', results, ahead)

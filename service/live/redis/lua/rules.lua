@@ -78,9 +78,13 @@ local function agree(lowest, idle, lowest_idle)
   return {MAX, false}
 end
 
+local function are_idle_together(total, idle, final) return idle > 0 and idle + final == total end
+
 local function agree_keyed(lowest, total, idle, final)
-  return {lowest, idle > 0 and idle + final == total}
+  return {lowest, are_idle_together(total, idle, final)}
 end
+
+local function leaves_out(idle, retired, keyed) return retired > 0 or (idle > 0 and not keyed) end
 
 -- Both are numbers; `returned_at` is nil or false if no member has returned.
 local function awaits_revision(returned_at, revision)

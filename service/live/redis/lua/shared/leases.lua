@@ -64,6 +64,14 @@ local function append(runs, start, count)
   end
 end
 
+-- Whether a range is in runs.
+local function among(runs, index)
+  for r = 1, #runs, 2 do
+    if index >= runs[r] and index < runs[r] + runs[r + 1] then return true end
+  end
+  return false
+end
+
 -- Returns those of `runs` that a lease is still on, and how many ranges they are.
 local function still_owned(st, fence, runs)
   local mine, left, total = struct.pack('<d', fence), {}, 0

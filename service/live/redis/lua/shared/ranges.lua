@@ -57,6 +57,24 @@ local function remains_idle(st, index, facts)
   return stays_idle(was, reported_nothing) and POLICY or false
 end
 
+-- Appends to the ranges that have returned in this step (see `awaits_revision`).
+local function append_returned(st, index)
+  st.returned = st.returned or {}
+  st.returned[#st.returned + 1] = index
+end
+
+-- Stands for all ranges of a stage, among those that have returned.
+local EVERY = -1
+
+-- Notes that a range is idle no longer. Must be called while it is counted as idle.
+local function note_returned(st, index)
+  if st.source then
+    append_returned(st, index)
+  elseif are_idle_together(st.n, st.idle_before + st.idle, st.final_before + st.final + st.retired_before + st.retired) then
+    append_returned(st, EVERY)
+  end
+end
+
 -- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
 -- its promise and weight now.
 local function apply_one(st, index, weight, reported, idle)
@@ -66,7 +84,7 @@ local function apply_one(st, index, weight, reported, idle)
     st.retired = st.retired - call('HDEL', st.keys.idle, index)
     if earlier == MIN then st.promised = st.promised - 1 end
     note_end_of_retirement(st, index)
-    st.has_returned = true
+    append_returned(st, index)
   end
   local now, is_idle = join_report(earlier, reported, idle)
   if is_idle and now ~= MAX then
@@ -76,8 +94,8 @@ local function apply_one(st, index, weight, reported, idle)
     return earlier, now, st.source and IDLE or now
   end
   if call('HDEL', st.keys.idle, index) == 1 then
+    if now ~= MAX then note_returned(st, index) end
     st.idle = st.idle - 1
-    st.has_returned = true
   end
   return earlier, now, now
 end
@@ -227,6 +245,27 @@ local function end_retirements(st, first, at, promises)
   end
 end
 
+-- The ranges of the stage that have returned since the last revision.
+local function returned_ranges(st)
+  local raw = call('HGET', LEASES, 'q' .. st.name)
+  if not raw then return {} end
+  local returned_at, indices = unpack(cmsgpack.unpack(raw))
+  return awaits_revision(returned_at, tonumber(call('HGET', META, 'revision'))) and indices or {}
+end
+
+-- So many are kept by themselves. Of more, each range of the stage waits.
+local MOST_RETURNED = 1000
+
+-- Writes those that have returned in this step: among the leases, so that to lose them is to lose the state.
+local function write_returned(st)
+  local indices = returned_ranges(st)
+  for _, index in ipairs(st.returned) do indices[#indices + 1] = index end
+  if #indices > MOST_RETURNED then indices = {EVERY} end
+  local revision = tonumber(call('HGET', META, 'revision'))
+  call('HSET', LEASES, 'q' .. st.name, cmsgpack.pack({revision, indices}))
+  st.returned = nil
+end
+
 -- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
 local function write_totals(st)
   update_tree(st)
@@ -236,20 +275,20 @@ local function write_totals(st)
   if st.retired ~= 0 and call('HINCRBY', st.keys.state, 'retired', st.retired) == 0 then
     call('HDEL', st.keys.state, 'retired')
   end
-  if st.has_returned then
-    -- Among the leases, so that to lose it is to lose the state.
-    call('HSET', LEASES, 'r' .. st.name, call('HGET', META, 'revision'))
-    st.has_returned = false
-  end
+  if st.returned then write_returned(st) end
   st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
   st.retired_before = st.retired_before + st.retired
   st.promised, st.idle, st.final, st.retired = 0, 0, 0, 0
 end
 
--- Whether an answer to ranges of the stage must wait for the next revision. Must be called after `write_totals`.
-local function must_wait(st)
-  local returned_at = call('HGET', LEASES, 'r' .. st.name)
-  return awaits_revision(returned_at and tonumber(returned_at), tonumber(call('HGET', META, 'revision')))
+-- Whether an answer to some ranges of the stage must wait for the next revision; `is_any(returned)` finds one of them
+-- among the keys of a table. Must be called after `write_totals`.
+local function must_wait(st, is_any)
+  local indices = returned_ranges(st)
+  if #indices == 0 then return false end
+  local returned = {}
+  for _, index in ipairs(indices) do returned[index] = true end
+  return returned[EVERY] or is_any(returned)
 end
 
 -- ---- facts
