@@ -70,6 +70,7 @@ class Publisher:
         """Number of calls of `touch` since the last round began."""
         self._expected = 0
         """Number of calls for which the next round waits."""
+        self._is_away = False  # A store, in the last round.
         self._stopped = False
         self._dropped: set[str] = set()
         """Jobs that an unexpected error kept from being published, until `take_dropped`."""
@@ -145,9 +146,13 @@ class Publisher:
             touches, self._touches = self._touches, 0
             if await self.round():
                 retry_s = _RETRY_FIRST_S
-            else:
+            elif self._is_away:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)
+                self._wake.set()
+            else:
+                # Another replica changes the jobs that are left. All others go on meanwhile.
+                asyncio.get_running_loop().call_later(_RETRY_FIRST_S, self._wake.set)
             # Those who were answered may report again, and those who came meanwhile already wait.
             self._expected = touches + self._touches
 
@@ -181,7 +186,7 @@ class Publisher:
         Returns False if a job could not be published. Such a job stays touched, as do the jobs that are
         left for the next round.
         """
-        self._under_way = self._take()
+        self._under_way, self._is_away = self._take(), False
         tracing = SWITCH.tracing
         requests = [each for touched in self._under_way.values() for each in touched.requests]
         if tracing is None or not requests:
@@ -217,7 +222,6 @@ class Publisher:
             self._under_way = {}
             for job, touched in left.items():
                 requeue(self._touched, job, touched)
-                self._wake.set()
         return not left
 
     def _fail_waiting(
@@ -227,6 +231,7 @@ class Publisher:
         for job, error in waiting.items():
             touched[job].fail(error)
         if waiting:
+            self._is_away = True
             first = next(iter(waiting.values()))
             log.warning("cannot publish %d jobs now, retrying: %s", len(waiting), first.detail)
             self._metrics.publish_failures.inc()
@@ -235,8 +240,7 @@ class Publisher:
         """Publish; return the jobs that are done."""
         done, moved = await self._attempt(touched, first=True)
         if moved:
-            # The replica that changed them may have published our reports, too: then nothing is left to
-            # do.
+            # The replica that changed them may have published our reports, too: then nothing is left.
             left = {job: touched[job] for job in moved}
             done |= (await self._attempt(left, first=False))[0]
         return done
@@ -246,9 +250,8 @@ class Publisher:
     ) -> tuple[dict[str, Published], list[str]]:
         """Read, record and publish; return the jobs that are done, and those that changed meanwhile.
 
-        The latter have another incarnation, generation or layout by now, which the replica that changed
-        it installs in the live store next; or another replica has recorded something. Either way they
-        have to be read again.
+        The latter have to be read again: another replica has recorded something, or has changed the
+        incarnation, generation or layout, which it installs in the live store next.
         """
         done, prepared = await self._prepare_all(touched, first=first)
         if not prepared:

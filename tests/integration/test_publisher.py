@@ -390,3 +390,45 @@ async def test_an_epoch_is_not_answered_if_its_state_was_lost_and_restored_befor
     assert await waiting is not None
     assert (await ledger.get("j")).installed.stages["s"].progress.epoch == 9
     await ledger.close()
+
+
+async def test_a_job_that_another_replica_records_delays_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each attempt at job j is overtaken; job i is published in the next round nevertheless."""
+    monkeypatch.setattr(publisher, "_RETRY_FIRST_S", 3_600)
+    ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    one = Publisher(live, ledger, SystemClock(), Metrics())
+    await define(ledger, live)
+    other = await ledger.create(NewLayout("i", SPEC, ("s", "k")), 1)
+    assert other is not None
+    await live.begin(other.installed)
+    token = (await live.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+    # A record that leaves out an idle shard is taken only if nothing newer is recorded.
+    await live.report("j", "s", Report(token, ["a", "b"], [6, 9], [True, False]))
+
+    was_overtaken = asyncio.Event()
+
+    async def overtake() -> None:
+        await SqlLedger.record(ledger, [JobRecord("j", 1, 1, 1, 0, {}, {"s": ledger.records})], 1)
+        ledger.before = overtake
+        if ledger.records == 2:
+            was_overtaken.set()
+
+    ledger.before = overtake
+    running = asyncio.create_task(one.run())
+    one.touch("j", ["s"])
+    async with asyncio.timeout(WAIT_S):
+        await was_overtaken.wait()
+        token = (await live.claim("i", "s", Claim(None, "x", 60_000, Rank()))).token
+        await live.report("i", "s", Report(token, ["a", "b"], [6, 7]))
+        one.touch("i", ["s"])
+        published = await one.flush("i")
+    assert published is not None
+    assert published.stages["s"].watermark.output == 6
+    assert (await live.stage("j", "s"))[1].watermark.output == MIN
+    one.stop()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await ledger.close()
