@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Generator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 from rich.console import Console
@@ -172,8 +173,13 @@ def _show_version(*, is_wanted: bool) -> None:
         raise typer.Exit
 
 
+_WITHOUT_URL: Final = frozenset({"serve", "migrate", "doctor", "version"})
+"""Commands that work on this machine. An option of theirs that is ignored would mislead."""
+
+
 @app.callback()
 def common(
+    context: typer.Context,
     *,
     _version: Annotated[
         bool,
@@ -190,10 +196,33 @@ def common(
     ] = None,
 ) -> None:
     """Take the options of all commands. A command reads `--url` and `--profile` from its context."""
+    if (_url or _profile) and context.invoked_subcommand in _WITHOUT_URL:
+        raise typer.BadParameter(
+            f"tidegauge {context.invoked_subcommand} works on this machine, and does not send requests:"
+            " leave out --url and --profile"
+        )
 
 
 _USAGE_EXIT_CODES = {"status": 3}
 """Exit codes of wrong usage, of commands for which 2 is a result."""
+
+
+_WITH_TIMES = {"eta"}
+"""Commands with an argument that may begin with a minus, as `-2h` does."""
+
+
+def with_times_last(args: list[str]) -> list[str]:
+    """Return the arguments with those that begin with a minus and a digit behind `--`.
+
+    >>> with_times_last(["scores", "average", "-2h", "--json"])
+    ['scores', 'average', '--json', '--', '-2h']
+    >>> with_times_last(["scores", "--", "-2h"])
+    ['scores', '--', '-2h']
+    """
+    if "--" in args:
+        return args
+    times = [each for each in args if re.match(r"-\d", each)]
+    return [*(each for each in args if each not in times), "--", *times] if times else args
 
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -206,7 +235,9 @@ class _Command(TyperCommand):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with self._usage():
-            return super().parse_args(ctx, args)
+            return super().parse_args(
+                ctx, with_times_last(args) if self.name in _WITH_TIMES else args
+            )
 
     @override
     def invoke(self, ctx: Any) -> Any:

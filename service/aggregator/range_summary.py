@@ -69,6 +69,11 @@ class RangeSummary:
     listed: Sequence[ListedRange]
     matching: int
     """Number of ranges to list."""
+    lowest: int = MAX
+    """The least promise of all ranges that the stage waits for.
+
+    `MIN`: one of them has never promised; `MAX`: the stage waits for none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class RangeSummaries:
         seen = observed.get(stage)
         if seen is None:
             return RangeSummary(None, dict.fromkeys(Condition, 0), [], [], 0)
+        # Before the columns change with the next `await`.
+        least = int(seen.promises.min(initial=MAX, where=~seen.idle))
         start, end = _bounds(window, len(seen.layout))
         digest = partial(_digest, start=start, window=window, now=now)
         found = await on_columns(digest, seen, start, end)
@@ -113,7 +120,7 @@ class RangeSummaries:
             if view.name == seen.layout.name(index)
         ]
         counts = {each: sum(bucket.counts[each] for bucket in found.buckets) for each in Condition}
-        return RangeSummary(seen.layout, counts, found.buckets, listed, found.matching)
+        return RangeSummary(seen.layout, counts, found.buckets, listed, found.matching, least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from spark_agent.client.client import Client
 from spark_agent.client.errors import Refused
 from spark_agent.client.responses import (
     Health,
+    JobSummary,
     ProblemLine,
     RangeAnswer,
     WatermarkAnswer,
@@ -21,6 +22,9 @@ _WORST_FIRST: Final[Sequence[Health]] = (
 )  # fmt: skip
 _BAD: Final = frozenset({"failed", "no_worker"})
 _POOR: Final = frozenset({"silent", "stalled", "waiting"})
+_NEEDS_NO_WORKER: Final = frozenset({"ended", "waiting"})
+"""Healths of stages whose ranges without a holder are of a run that has finished. While the run goes on,
+such a range makes the stage *no worker*."""
 
 
 def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
@@ -79,7 +83,7 @@ def style_of(health: str | None) -> str | None:
     return "yellow" if health in _POOR else None
 
 
-def stage_text(stage: WatermarkAnswer, throttled: int = 0) -> str:
+def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     """Write the condition of a stage: its status if the health is `ok` or unknown, else its health.
 
     Retired ranges and throttled shards are not a health, and are named behind it.
@@ -106,8 +110,8 @@ def range_text(
     >>> held = {"status": "active", "holder": "w"}
     >>> range_text(held, "no_worker"), range_text(held | {"holder": None}, "no_worker")
     ('active', 'no worker')
-    >>> range_text(held | {"holder": None}, "ended")
-    'ended'
+    >>> range_text(held | {"holder": None}, "ended"), range_text(held | {"holder": None}, "waiting")
+    ('ended', 'ended')
     >>> range_text(held | {"status": "final", "retired": True}, "ok")
     'retired'
     >>> unknown = held | {"status": "unknown"}
@@ -125,7 +129,7 @@ def range_text(
     if each["status"] != "active":
         return each["status"]
     if not each["holder"]:
-        return "ended" if stage_health == "ended" else "no worker"
+        return "ended" if stage_health in _NEEDS_NO_WORKER else "no worker"
     return "throttled" if throttled and each["range"] in throttled else "active"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -72,7 +72,7 @@ def apply(
         client = client_of(url, key_file)
         before, etag = _stored(client, name)
         changes = list(differences(before, wanted))
-        caused = list(effects(before, wanted))
+        caused = list(effects(before, wanted, lambda stage: _retired(client, name, stage)))
         if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
@@ -194,14 +194,23 @@ def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
             )
 
 
-def effects(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the effects on watermarks of shards that come and go, a line for each source.
+def _retired(client: Client, job: str, stage: str) -> Collection[str]:
+    """Return the retired shards of a source."""
+    retired = client.explain(job, stage, limit=1).get("retired", ())
+    return {each["range"] for each in retired if each["stage"] == stage}
 
-    >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "t": {"shards": ["x"]}}}
+
+def effects(
+    before: Mapping[str, Any], after: Mapping[str, Any], retired: Callable[[str], Collection[str]]
+) -> Iterator[str]:
+    """Yield the effects on watermarks of shards that come and go. `retired` returns those of a source.
+
+    >>> before = {"stages": {"s": {"shards": ["a", "b", "old"]}, "t": {"shards": ["x"]}}}
     >>> after = {"stages": {"s": {"shards": ["b", "c", "d"]}, "t": {"shards": ["x"]}}}
-    >>> for line in effects(before, after): print(line)
+    >>> for line in effects(before, after, {"s": ["old"]}.__getitem__): print(line)
     s stands still until new shards have reported: c, d
     s does not wait any longer for: a
+    s has not waited for: old, which is retired
     """
     new: Mapping[str, Any] = after.get("stages", {})
     for name, stage in before.get("stages", {}).items():
@@ -214,8 +223,15 @@ def effects(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
         gone = [each for each in old_shards if each not in new_shards]
         if come:
             yield f"{name} stands still until new shards have reported: {_few(come)}"
-        if gone:
-            yield f"{name} does not wait any longer for: {_few(gone)}"
+        done = retired(name) if gone else ()
+        if waited := [each for each in gone if each not in done]:
+            yield f"{name} does not wait any longer for: {_few(waited)}"
+        if aside := [each for each in gone if each in done]:
+            yield f"{name} has not waited for: {_few(aside)}, which {_are(aside)} retired"
+
+
+def _are(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -18,9 +18,9 @@ _STAGES: Final = (
     Column("health"),
     Column("input watermark", 1),
     Column("output watermark"),
-    Column("reported", 2),
+    Column("lag", 2, right=True),
+    Column("reported", 3),
     Column("leased", 4),
-    Column("changed at", 3),
 )
 _KEY_RANGE: Final = len("e0000000-100000000")
 """Width of the longest name of a key range: a shortened one names none."""
@@ -78,9 +78,9 @@ def print_stages(
             stage_text(each, len(throttled.get(name, ()))),
             input_text(each["input_watermark"]),
             instant_text(each["output_watermark"]),
+            lag_text(each["output_watermark"], each.get("data_lag_ms")),
             f"{each['ranges']['reported']}/{each['ranges']['total']}",
             f"{each['ranges']['leased']}/{each['ranges']['total']}",
-            each["updated_at"],
         )
         for name, each in watermarks.items()
     ]

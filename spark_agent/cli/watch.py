@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
@@ -34,28 +34,25 @@ from spark_agent.cli.common import (
 )
 from spark_agent.cli.health import (
     Throttled,
-    badness,
-    health_text,
     problem_lines,
     problems_of,
+    stage_text,
     throttled_shards,
-    worst,
 )
 from spark_agent.cli.stage_tables import moving_lines, print_ranges, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
-from spark_agent.client.errors import Refused, UnknownJob
+from spark_agent.client.errors import Refused
 from spark_agent.client.responses import (
-    Health,
     ProblemLine,
     SnapshotAnswer,
     WatermarkAnswer,
 )
 from spark_agent.clock import SystemClock
 from spark_agent.exceptions import Unavailable
-from spark_agent.times import MAX_MS, duration_text, instant_text, lag_text
+from spark_agent.times import MAX_MS, instant_text, lag_text
 
-_AT_ONCE: Final = 4
+_MOST_JOBS: Final = 10_000
 _UNKNOWN_FIRST: Final = MAX_MS
 _JOBS: Final = (
     Column("job", kind="name"),
@@ -64,8 +61,7 @@ _JOBS: Final = (
     Column("slowest stage", 1, kind="name"),
     Column("output watermark"),
     Column("lag", 2, right=True),
-    Column("system lag", 4, right=True),
-    Column("changed at", 5),
+    Column("unchanged since", 4),
 )
 _WAITED_FOR: Final[Mapping[str, int]] = {"final": -2, "idle": -1}
 """Statuses of stages that others do not wait for, with their rank below 0."""
@@ -74,24 +70,6 @@ _FRAME: Final = 4
 _PROBLEMS: Final = 5
 """Problems that `watch` and `jobs` list."""
 _MOST_PROBLEMS: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """A job by its slowest stage: the stage without a watermark, else the active one furthest behind."""
-
-    job: str
-    stages: int
-    slowest: str
-    status: str
-    health: Health | None
-    """The worst health of its stages; None: unknown."""
-    output_watermark: int | None
-    data_lag_ms: int | None
-    system_lag_ms: int | None
-    updated_at: str
-    because: str | None = None
-    """Its worst problem; None: it does not have one."""
 
 
 def jobs(
@@ -106,39 +84,29 @@ def jobs(
     _json: AsJson = False,
     _profile: ProfileName = None,
 ) -> None:
-    """Show every job by its health and its slowest stage: the worst first, then the furthest behind.
+    """Show every job by its health and its slowest stage: the worst first, then the longest unchanged.
 
     Examples: `tidegauge jobs`, `tidegauge jobs 'scores-*' --json`
     """
     with explained("jobs", url, READER):
         client = client_of(url, key_file)
+        summaries = client.overview(search=longest_literal(pattern), limit=_MOST_JOBS)["jobs"]
+        found = [each for each in summaries if fnmatchcase(each["job"], pattern)]
+        if print_data(form, {"jobs": found[:limit]}):
+            return
         worst_of = _worst_problems(client)
-        found = [
-            replace(each, because=worst_of[each.job]["because"]) if each.job in worst_of else each
-            for each in _states(client, pattern)
-        ]
-    found.sort(
-        key=lambda each: (
-            badness(each.health),
-            -_lag(each.output_watermark, each.data_lag_ms),
-            each.job,
-        )
-    )
-    if print_data(form, {"jobs": [asdict(each) for each in found[:limit]]}):
-        return
     print_table(
         _JOBS,
         [
             (
-                each.job,
-                each.stages,
-                each.status if each.health in {None, "ok"} else health_text(each.health),
-                each.slowest,
-                instant_text(each.output_watermark),
-                lag_text(each.output_watermark, each.data_lag_ms),
-                duration_text(each.system_lag_ms),
-                # Without an output watermark, only the input has changed.
-                "" if each.output_watermark is None else each.updated_at,
+                each["job"],
+                each["stages"],
+                stage_text(each),
+                each["slowest"],
+                instant_text(each["output_watermark"]),
+                lag_text(each["output_watermark"], each["data_lag_ms"]),
+                # Without an output watermark, none has risen.
+                "" if each["output_watermark"] is None else each["since"],
             )
             for each in found[:limit]
         ],
@@ -146,11 +114,23 @@ def jobs(
     )
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit")
-    shown = [worst_of[each.job] for each in found[:limit] if each.job in worst_of][:_PROBLEMS]
+    shown = [worst_of[each["job"]] for each in found[:limit] if each["job"] in worst_of][:_PROBLEMS]
     if shown:
         typer.echo()
     for problem, line in zip(shown, problem_lines(shown), strict=True):
         output().print(Text(f"{problem['job']}: ").append(line))
+
+
+def longest_literal(pattern: str) -> str:
+    """Return the longest text that each name has which matches the pattern.
+
+    >>> longest_literal("scores-*"), longest_literal("*"), longest_literal("a?bc[0-9]*")
+    ('scores-', '', 'bc')
+    """
+    return max(re.split(r"\[!?\]?[^\]]*\]|[*?\[]", pattern), key=len)[:_LONGEST_SEARCH]
+
+
+_LONGEST_SEARCH: Final = 128
 
 
 def _worst_problems(client: Client) -> Mapping[str, ProblemLine]:
@@ -160,37 +140,6 @@ def _worst_problems(client: Client) -> Mapping[str, ProblemLine]:
         lines = client.problems(limit=_MOST_PROBLEMS)["problems"]
         return {each["job"]: each for each in reversed(lines)}
     return {}
-
-
-def _states(client: Client, pattern: str) -> Iterator[JobState]:
-    names = [each["job"] for each in client.jobs()["jobs"] if fnmatchcase(each["job"], pattern)]
-
-    def state_of(name: str) -> JobState | None:
-        try:
-            return _state(name, client.snapshot(name))
-        except UnknownJob:
-            # Deleted since.
-            return None
-
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        yield from (state for state in threads.map(state_of, names) if state is not None)
-
-
-def _state(job: str, found: SnapshotAnswer) -> JobState:
-    stages = found["watermarks"]
-    slowest = slowest_stage(found)
-    stage = stages[slowest]
-    return JobState(
-        job,
-        len(stages),
-        slowest,
-        stage["status"],
-        worst(each.get("health") for each in stages.values()),
-        stage["output_watermark"],
-        stage.get("data_lag_ms"),
-        stage.get("system_lag_ms"),
-        stage["updated_at"],
-    )
 
 
 def slowest_stage(found: SnapshotAnswer) -> str:
@@ -225,7 +174,7 @@ def watch(
 ) -> None:
     """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
 
-    While the service is unavailable, the command retries. With --json, each update is a line; with -o
+    If the service becomes unavailable, the command retries. With --json, each update is a line; with -o
     yaml, a document. In a file, updates follow each other.
 
     Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`

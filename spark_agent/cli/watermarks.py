@@ -205,6 +205,8 @@ def history(
             ],
             wide=form == "wide",
         )
+        if len(found["points"]) >= points:
+            typer.echo(f"at most {points:,} changes, the last of each interval: --points")
 
 
 def eta(
@@ -223,11 +225,10 @@ def eta(
 ) -> None:
     """Estimate when a stage's output watermark reaches T, from its history.
 
-    The exit code is 7 if the history permits no estimate. A time that begins with a minus comes after
-    `--`.
+    The exit code is 7 if the history permits no estimate.
 
     Examples: `tidegauge eta scores average 2026-01-01T00:00:00Z`,
-    `tidegauge eta scores average 1767225600000 --json`, `tidegauge eta scores average -- -2h`
+    `tidegauge eta scores average 1767225600000 --json`, `tidegauge eta scores average -2h`
     """
     with explained("eta", url, READER, job=job):
         at_ms = read_instant_ms(time, name="T")

@@ -45,6 +45,7 @@ from spark_agent.client.responses import (
     JobAnswer,
     JobProblemsAnswer,
     JobsAnswer,
+    OverviewAnswer,
     ProblemsAnswer,
     RangesAnswer,
     RetireAnswer,
@@ -441,6 +442,14 @@ class Client:
     def jobs(self) -> JobsAnswer:
         """Return every job that the key may read."""
         return cast("JobsAnswer", self._http.call("GET", "/v1/jobs")[0])
+
+    def overview(self, *, search: str = "", limit: int = 200) -> OverviewAnswer:
+        """Return the jobs that the key may read, the worst first, with their slowest stages.
+
+        `search`: only jobs with this text in their name.
+        """
+        query = urlencode({"search": search, "limit": limit})
+        return cast("OverviewAnswer", self._http.call("GET", f"/v1/overview?{query}")[0])
 
     def job(self, job: str) -> tuple[JobAnswer, str]:
         """Return a job's specification, and its ETag for `apply`. Raises `UnknownJob`."""

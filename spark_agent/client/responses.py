@@ -98,6 +98,29 @@ class ProblemsAnswer(TypedDict):
     total: int
 
 
+class JobSummary(TypedDict):
+    """A job by its slowest stage: the stage without a watermark, else the active one furthest behind."""
+
+    job: str
+    stages: int
+    slowest: str
+    status: str
+    output_watermark: int | None
+    data_lag_ms: int | None
+    since: str
+    health: Health | None
+    problems: int
+    because: str | None
+
+
+class OverviewAnswer(TypedDict):
+    """Jobs, the worst health first, and then the longest unchanged."""
+
+    jobs: Sequence[JobSummary]
+    matching: int
+    total: int
+
+
 class RangeCounts(TypedDict):
     """Number of a stage's ranges in each condition."""
 

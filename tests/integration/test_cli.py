@@ -62,6 +62,21 @@ def test_a_mistyped_status_is_not_critical(tmp_path: Path, wrong: list[str]) -> 
     assert run("jobs", *wrong, cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize("option", ["--url", "--profile"])
+def test_a_command_of_this_machine_refuses_the_address_of_a_service(
+    tmp_path: Path, option: str
+) -> None:
+    """It was ignored: `doctor` examined this machine, and not the service that was named."""
+    done = run(option, "http://gauge:8080", "doctor", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "doctor works on this machine" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_time_before_now_is_not_an_option(tmp_path: Path) -> None:
+    done = run("eta", "scores", "average", "-2h", "--url", "http://127.0.0.1:1", cwd=tmp_path)
+    assert "is tidegauge at http://127.0.0.1:1?" in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is full")
 @pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["doctor", "--json"]])
 def test_a_full_disk_is_an_error_in_a_line(tmp_path: Path, arguments: list[str]) -> None:

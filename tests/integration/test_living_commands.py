@@ -109,6 +109,13 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     assert list(water.client.job(water.job)[0]["stages"]) == ["taps"]
 
 
+def test_apply_shows_that_a_retired_shard_was_not_waited_for(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.client.retire(water.job, "taps", "south", because="the tap is closed")
+    planned = applied(water, tmp_path, SPEC.replace("north, south", "north"), "--dry-run")
+    assert planned[1] == "taps has not waited for: south, which is retired"
+
+
 def test_apply_takes_what_export_prints_and_what_the_service_shows(
     water: Water, tmp_path: Path
 ) -> None:
@@ -166,6 +173,18 @@ def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> 
     listed = json.loads(run("jobs", "--json", "--limit", "10000", *water.url).stdout)["jobs"]
     [ours] = [each for each in listed if each["job"] == water.job]
     assert (ours["slowest"], ours["output_watermark"]) == ("hourly", None)
+
+
+def test_jobs_are_in_the_order_of_the_page(water: Water) -> None:
+    """Of equal health, the longest unchanged comes first, and not the furthest behind."""
+    for name, at in ((f"{water.job}-b", NEW_YEAR), (f"{water.job}-a", NEW_YEAR - 60_000)):
+        water.client.declare(name, {"taps": {"shards": ["a"]}})
+        rank = Rank(water.client.open_run(name, ["taps"], holder="me"), 0, 0)
+        lease = water.client.claim(name, "taps", None, holder="me", ttl_ms=600_000, rank=rank)
+        water.client.report(name, "taps", lease, {"a": RangeReport(at)})
+    found = json.loads(run("jobs", f"{water.job}-*", "--json", *water.url).stdout)["jobs"]
+    assert [each["job"] for each in found] == [f"{water.job}-b", f"{water.job}-a"]
+    assert found[0]["since"] < found[1]["since"]
 
 
 def test_an_idle_stage_is_not_the_slowest_one(water: Water) -> None:

@@ -64,6 +64,30 @@ def test_the_dead_are_not_shown_as_alive(service: Service, open_page: Opened):
             expect(page.locator(".facts .status")).to_contain_text("active")
 
 
+def test_a_finished_run_has_ended_also_while_an_input_is_in_trouble(
+    service: Service, open_page: Opened
+):
+    """Its ranges were `no worker` once the worker of an input had died: nobody is missing there."""
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        root = "/v1/jobs/finished"
+        stages = {"clicks": {"shards": SHARDS}, "counts": {"inputs": ["clicks"], "ranges": 2}}
+        ok(client.put(root, json={"stages": stages}), 201)
+        report(client, root, ttl_ms=2_000)
+        at = ok(client.get(f"{root}/stages/clicks/watermark"))["output_watermark"]
+        opened = {"stages": ["counts"], "holder": "driver"}
+        run = ok(client.post(f"{root}/runs", json=opened), 201)["run"]
+        body = {"ranges": "all", "holder": "w", "run": run}
+        lease = ok(client.post(f"{root}/stages/counts/leases", json=body), 201)
+        ranges = dict.fromkeys(lease["granted"], {})
+        observed = {"token": lease["token"], "ranges": ranges, "input_watermark": at}
+        ok(client.post(f"{root}/stages/counts/reports", json=observed))
+        ok(client.post(f"{root}/runs/{run}/end", json={"outcome": "finished"}))
+        with open_page("#/jobs/finished/stages/counts") as page:
+            expect(page.locator(".facts .status")).to_contain_text("waiting")
+            expect(page.get_by_role("link", name="Ended 2")).to_be_visible()
+            expect(page.locator("section.ranges td.condition")).to_have_text(["ended", "ended"])
+
+
 def test_a_job_between_two_nights_has_ended(service: Service, open_page: Opened):
     with httpx.Client(base_url=service.url, timeout=60) as client:
         root = define(client, "nightly")

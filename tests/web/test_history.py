@@ -53,7 +53,7 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
         _retire(feed, "other", "0")
         _change(feed)
         with open_page("/#/jobs/marked/stages/taps?span=900000") as page:
-            # Those of another stage are not marked; the job's creation is its first specification.
+            # Those of another stage are not marked.
             expect(_marks(page)).to_have_count(8)
             for kind, number in {
                 "opened": 2,
@@ -61,11 +61,12 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
                 "failed": 1,
                 "reset": 1,
                 "retired": 1,
-                "specification": 2,
+                "specification": 1,
+                "created": 1,
             }.items():
                 expect(page.locator(f".chart .mark.{kind}")).to_have_count(number)
             expect(page.locator(".marks-legend")).to_contain_text(
-                "✕ run failed◆ reset◇ range retired▼ specification changed▶ run opened□ run ended"
+                "✕ run failed◆ reset◇ range retired▼ specification changed✚ job created▶ run opened□ run ended"
             )
             _hover(page, page.locator(".chart .mark.failed"))
             expect(page.locator(".chart + .readout")).to_contain_text(

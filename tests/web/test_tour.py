@@ -173,10 +173,10 @@ def test_a_waiting_stage_is_shown_with_the_cause(views: Views):
     assert f"no worker: {views.causes()['refunds']}; revenue waits for refunds" in shown
 
 
-def test_a_retired_range_is_not_ahead_of_its_stage(tour: Tour, open_page: Opened):
+def test_a_retired_range_is_not_ahead_of_the_lowest(tour: Tour, open_page: Opened):
     """Its promise is hours behind the watermark, and was shown as 0 s ahead."""
     with open_page("#/jobs/tour/stages/payments?show=retired") as page:
-        cell = page.locator('.ranges td[data-label="Ahead of the stage"]')
+        cell = page.locator('.ranges td[data-label="Ahead of the lowest"]')
         expect(cell).to_have_text("–")  # noqa: RUF001
 
 

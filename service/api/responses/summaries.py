@@ -73,6 +73,13 @@ class RangeSummaryBody(Struct, frozen=True):
     buckets: list[BucketBody]
     listed: list[ListedRangeBody]
     matching: Annotated[int, Meta(ge=0, description="Number of ranges to list, in the window")]
+    lowest: Annotated[
+        int | None,
+        Meta(
+            description="The least promise of all ranges that the stage waits for, at the same instant;"
+            f" null: one of them has never reported; {MAX}: the stage waits for none"
+        ),
+    ]
 
 
 class JobSummaryBody(Struct, frozen=True):
@@ -109,7 +116,7 @@ def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummar
     """Return the summary of a stage's ranges."""
     layout = found.layout
     if layout is None:
-        return RangeSummaryBody(job, stage, 0, dict(found.counts), [], [], 0)
+        return RangeSummaryBody(job, stage, 0, dict(found.counts), [], [], 0, MAX)
     buckets = [
         BucketBody(
             each.index,
@@ -141,7 +148,9 @@ def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummar
         for each in found.listed
     ]
     counts = dict(found.counts)
-    return RangeSummaryBody(job, stage, len(layout), counts, buckets, listed, found.matching)
+    return RangeSummaryBody(
+        job, stage, len(layout), counts, buckets, listed, found.matching, to_wire(found.lowest)
+    )
 
 
 def overview_body(found: Overview, now_ms: int) -> OverviewBody:

@@ -41,7 +41,10 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     input_watermark: Watermark
     output_watermark: Watermark
     ranges: RangeCounts
-    updated_at: Instant
+    updated_at: Annotated[
+        Instant,
+        Meta(description="Instant of the last change, also of the input or of the idleness"),
+    ]
     health: (
         Annotated[
             Health | None,

@@ -250,12 +250,34 @@ RETIREMENT = {
     ],
 }
 
+
+def _summary(job: str, slowest: Mapping[str, Any], **members: Any) -> Mapping[str, Any]:
+    named = ("status", "output_watermark", "data_lag_ms")
+    of_job = {
+        "job": job,
+        "stages": len(_SPEC) if job == "scores" else 1,
+        "slowest": slowest["stage"],
+    }
+    sound = {"since": AT, "health": "ok", "problems": 0, "because": None}
+    return of_job | {name: slowest[name] for name in named} | sound | members
+
+
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/jobs": {
         "jobs": [
             {"job": name, "generation": 3, "layout_version": 2, "stages": list(stages)}
             for name, stages in (("scores", _SPEC), (QUIET, {"console": {}}))
         ]
+    },
+    "/v1/overview": {
+        "jobs": [
+            _summary(
+                "scores", STAGES[LAST], health="no_worker", problems=1, because=PROBLEM["because"]
+            ),
+            _summary(QUIET, stage("console", NEW_YEAR)),
+        ],
+        "matching": 2,
+        "total": 2,
     },
     "/v1/jobs/scores": JOB,
     "/v1/jobs/scores/watermarks": {"job": "scores", "generation": 3, "watermarks": STAGES},

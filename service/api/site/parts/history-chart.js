@@ -1,7 +1,7 @@
 /** A stage's watermarks and rates over wall time, with its changes. Drag to zoom; the buttons do the same. */
 import { now, pathOf, read } from "../lib/api.js";
 import { html, useMemo, useRef, useState } from "../lib/html.js";
-import { usePoll } from "../lib/hooks.js";
+import { steps as stepsOf, usePoll } from "../lib/hooks.js";
 import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
 import { duration, instant, isInstant } from "../lib/time.js";
@@ -35,7 +35,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
     const path = `${pathOf(route.job, route.stage)}/history?from=${from}&to=${until}&points=${POINTS}`;
     const changes = `${pathOf(route.job)}/changes?stage=${encodeURIComponent(route.stage)}&from=${from}&to=${until}&limit=${CHANGES}`;
     return Promise.all([read(path, { signal }), read(changes, { signal })]);
-  }, view.live ? LIVE_MS : 0, [route.job, route.stage, view.from, view.to, view.span]);
+  }, view.live ? LIVE_MS : 0, [route.job, route.stage, view.from, view.to, view.span, ...stepsOf(stage)]);
   const points = data?.[0].points ?? NONE;
   const marks = useMemo(() => marksOf(data?.[1].changes ?? NONE), [data]);
   const [left, setLeft] = useState(0);

@@ -8,13 +8,14 @@ const KINDS = {
   reset: ["◆", "reset"],
   retired: ["◇", "range retired"],
   specification: ["▼", "specification changed"],
+  created: ["✚", "job created"],
   opened: ["▶", "run opened"],
   ended: ["□", "run ended"],
 };
 const NAMES = Object.keys(KINDS);
 
 const ACTIONS = {
-  "create-job": "specification", "change-job": "specification", "reset-job": "reset", "delete-job": "reset",
+  "create-job": "created", "change-job": "specification", "reset-job": "reset", "delete-job": "reset",
   "retire-range": "retired", "open-run": "opened", "end-run": "ended",
 };
 

@@ -31,14 +31,15 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data) return null;
   if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The stage does not have ranges: its output is its input.</p></section>`;
-  const ended = stage?.health === "ended";
+  // A stage that waits has not lost its worker: that would be its health. So the run of its ranges has finished.
+  const ended = stage?.health === "ended" || (stage?.health === "waiting" && data.counts.expired > 0);
   return html`<section class="ranges" aria-labelledby="ranges-title">
     <h2 id="ranges-title">Ranges</h2>
     <${HeatMap} summary=${data} route=${route} zone=${zone} ended=${ended} />
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
       aria-current=${name === show ? "true" : undefined}>${name === "expired" && ended ? "Ended" : title}${count(data, name)}</a>`)}</nav>
-    <${List} data=${data} show=${show} ended=${ended} throttled=${throttle?.shards[route.stage] ?? {}} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
+    <${List} data=${data} show=${show} ended=${ended} throttled=${throttle?.shards[route.stage] ?? {}} route=${route} me=${me} zone=${zone} nowMs=${nowMs} />
     ${data.matching > data.listed.length && limit < MOST && html`<p>
       <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
   </section>`;
@@ -46,7 +47,8 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
-function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) {
+function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
+  const { lowest } = data;
   const may = me.role === "admin";
   if (!data.listed.length) return html`<p class="empty">${show === "slowest"
     ? "The stage waits for none of them: each is final, idle or retired." : "There are none."}</p>`;
@@ -54,14 +56,14 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs, output }) 
     ? " that the stage waits for" : ""}`;
   return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
     <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
-      <th scope="col">Ahead of the stage</th><th scope="col">Holds</th><th scope="col">Holder</th>
+      <th scope="col">Ahead of the lowest</th><th scope="col">Holds</th><th scope="col">Holder</th>
       <th scope="col">Held for</th><th scope="col">Reported</th><th scope="col">Unchanged for</th>
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
       <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
-      <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) && each.condition !== "retired" ? duration(Math.max(0, each.promise - output)) : "–"}</td>
+      <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? duration(Math.max(0, each.promise - lowest)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
       <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>

@@ -1,18 +1,18 @@
 /** Who executes the stage, since when, and how its last runs ended. */
 import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { usePoll } from "../lib/hooks.js";
+import { steps, usePoll } from "../lib/hooks.js";
 import { duration, fromIso, instant, wholeMoments } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
 const MOST = 5;
 const NAMES = { spark: "Spark's UI" };
 
-/** @param {{route: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
-export function Runs({ route, zone, nowMs }) {
+/** @param {{route: any, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
+export function Runs({ route, stage, zone, nowMs }) {
   const paths = [`${pathOf(route.job)}/runs?stage=${encodeURIComponent(route.stage)}&limit=${MOST}`,
     `${pathOf(route.job, route.stage)}/commits`];
-  const { data, problem } = usePoll((signal) => Promise.all(paths.map((path) => read(path, { signal }))), REFRESH_MS, paths);
+  const { data, problem } = usePoll((signal) => Promise.all(paths.map((path) => read(path, { signal }))), REFRESH_MS, [...paths, ...steps(stage)]);
   return html`<section class="runs" aria-labelledby="runs-title"><h2 id="runs-title">Runs</h2>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
     ${!data && !problem && html`<p class="empty">Loading…</p>`}
