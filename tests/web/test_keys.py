@@ -94,6 +94,8 @@ def test_a_service_that_is_killed_and_comes_back(protected: Protected, browser: 
         expect(jobs.get_by_role("status")).to_have_text("1 of 3 jobs")
         service.kill()
         expect(stage.get_by_role("status").first).to_contain_text("Connection lost")
+        # A green sign of before would be taken for one of now.
+        expect(stage.locator(".facts")).to_have_css("filter", "grayscale(1)")
         expect(stage.locator(OUTPUT)).to_have_text(shown(START))
         expect(jobs.get_by_role("status")).to_contain_text("out of date")
         service.start()

@@ -247,11 +247,14 @@ def test_the_map_of_an_ended_stage_is_not_an_alarm(views: Views, open_page: Open
         expect(page.locator(".heat button")).to_have_text(["!", "!"])
 
 
-def test_the_page_explains_the_worst_problem_unless_another_is_chosen(
+def test_the_page_explains_the_worst_problem_that_a_stage_waits_for_unless_another_is_chosen(
     views: Views, open_page: Opened
 ):
-    worst = views.read("/problems")["problems"][0]
-    stage = (worst["holds_back"] or [worst["stage"]])[-1]
+    """It explained a stage that failed and delays none."""
+    problems = views.read("/problems")["problems"]
+    worst = next(each for each in problems if each["holds_back"])
+    assert worst is not problems[0]
+    stage = worst["holds_back"][-1]
     with open_page("#/jobs/tour") as page:
         expect(page.get_by_role("heading", name=f"Why is {stage} where it is?")).to_be_visible()
         expect(page.locator(f'a[data-stage="{worst["stage"]}"]')).to_be_in_viewport(ratio=1)

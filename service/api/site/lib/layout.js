@@ -16,7 +16,7 @@
 /** The foot is there only where a stage has badges; each place has room for it. */
 export const NODE = { width: 264, height: 88, foot: 28 };
 const TALL = NODE.height + NODE.foot;
-const GAP = { x: 64, y: 24 };
+const GAP = { x: 64, y: 12 };
 const SWEEPS = 8;
 /** Long edges get a place in each column that they pass, unless there are more than this in all. */
 const MOST_BENDS = 4_000;
@@ -92,7 +92,7 @@ function mean(vertices, otherwise) {
 
 /** Draw each to its neighbours, without changing the order or coming too close. */
 function place(columns) {
-  const size = (each) => (each.real ? TALL + GAP.y : 2 * GAP.y);
+  const size = (each) => (each.real ? TALL + GAP.y : 4 * GAP.y);
   for (const column of columns) {
     let y = 0;
     for (const each of column) {

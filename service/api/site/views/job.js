@@ -35,9 +35,9 @@ export function JobView({ route, me, zone }) {
 
 const NOT_WAITED_FOR = { idle: 1, final: 2 };
 
-/** What is explained unless something else is asked: the last stage that waits for the worst problem. */
+/** What is explained unless something else is asked: the last stage that waits for the worst problem that any waits for. */
 function troubled(store, problems) {
-  const [worst] = problems;
+  const worst = problems.find((each) => each.holds_back.length) ?? problems[0];
   if (!worst) return problems === UNKNOWN ? null : lastInLine(store);
   return worst.holds_back.at(-1) ?? worst.stage;
 }
