@@ -53,7 +53,7 @@ FAULTS: Final = """() => {
   if (!inside(svg, canvas) && !hinted) faults.push("it is cropped without a hint");
   if (inside(svg, canvas) && hint) faults.push("a hint, and all is in view");
   if (hint && !document.querySelector(".pan").dataset.more) faults.push("a hint, but not a shadow");
-  const large = canvas.right > innerWidth || canvas.height > innerHeight * 0.81;
+  const large = canvas.right > innerWidth || canvas.height > innerHeight * 0.71;
   if (large) faults.push("its place is larger than the screen");
   return faults.slice(0, 10);
 }"""

@@ -21,20 +21,44 @@ const SWEEPS = 8;
 /** Long edges get a place in each column that they pass, unless there are more than this in all. */
 const MOST_BENDS = 4_000;
 
+/** So many columns fit a screen. A column that is taller than `FEWEST` is broken if they suffice. */
+const MOST_COLUMNS = 5;
+const FEWEST = 4;
+
 /**
  * @param {Map<string, {inputs: string[]}>} stages each after its inputs
  * @returns {Layout}
  */
 export function layout(stages) {
-  const vertices = new Map();
-  for (const [name, { inputs }] of stages) {
-    const column = Math.max(-1, ...inputs.map((up) => vertices.get(up).column)) + 1;
-    vertices.set(name, vertex(name, column, true));
-  }
+  const vertices = new Map([...columnsOf(stages)].map(([name, column]) => [name, vertex(name, column, true)]));
   const chains = connect(stages, vertices);
   const columns = order([...vertices.values(), ...chains.flatMap((chain) => chain.bends)]);
   place(columns);
   return measured(vertices, chains, columns.length);
+}
+
+/** The column of each stage: as low as the columns that fit a screen permit, since screens are wide. */
+function columnsOf(stages) {
+  const natural = filled(stages, Infinity);
+  if (Math.max(...natural.values()) >= MOST_COLUMNS) return natural;
+  for (let most = FEWEST; most < stages.size; most++) {
+    const found = filled(stages, most);
+    if (Math.max(...found.values()) < MOST_COLUMNS) return found;
+  }
+  return natural;
+}
+
+/** The column of each stage, after those of its inputs, the first that has fewer than `most` (Coffman and Graham). */
+function filled(stages, most) {
+  const found = new Map();
+  const counts = [];
+  for (const [name, { inputs }] of stages) {
+    let column = Math.max(-1, ...inputs.map((up) => found.get(up))) + 1;
+    while ((counts[column] ?? 0) >= most) column += 1;
+    counts[column] = (counts[column] ?? 0) + 1;
+    found.set(name, column);
+  }
+  return found;
 }
 
 /** @returns {Vertex} */

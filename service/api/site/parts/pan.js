@@ -13,7 +13,8 @@ const ZOOMS = [0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.25];
 /** Smaller, the text is not readable: then it is panned. */
 const LEAST_ZOOM = 0.7;
 const SCROLL_BAR = 16;
-/** Of the graph's lower edge from that of the window. */
+/** The graph ends above the lower edge of the window, unless hardly a stage would be left of it. */
+const LEAST_HEIGHT = 320;
 const BELOW = 24;
 /** The mouse has dragged, not clicked. */
 const DRAGGED = 5;
@@ -76,7 +77,7 @@ export function Pan({ drawn, cause, route, children }) {
 const scaleOf = (box, width) => Number(box.firstElementChild.getAttribute("width")) / width;
 
 function resize(box, { width, height }, zoom) {
-  const tall = limit(box, height * LEAST_ZOOM);
+  const tall = limit(box);
   const wide = box.parentElement.clientWidth;
   const across = Math.max(LEAST_ZOOM, Math.min(1, wide / width));
   const both = Math.max(LEAST_ZOOM, Math.min(across, tall / height));
@@ -87,15 +88,12 @@ function resize(box, { width, height }, zoom) {
   svg.setAttribute("height", height * scale);
 }
 
-/**
- * Limit the height; return the limit. A graph that fits the rest of the window ends there, at the least zoom of this
- * height if need be. A larger one ends at the limit of the style: the viewer scrolls to its end.
- */
-function limit(box, least) {
+/** Limit the height by the style and by the window; return the limit. */
+function limit(box) {
   box.style.maxHeight = "";
   const styled = Number.parseFloat(getComputedStyle(box).maxHeight) || Infinity;
   const room = innerHeight - (box.getBoundingClientRect().top + scrollY) - BELOW;
-  const tall = least > room ? styled : Math.min(styled, room);
+  const tall = Math.min(styled, Math.max(LEAST_HEIGHT, room));
   box.style.maxHeight = `${tall}px`;
   return tall;
 }
