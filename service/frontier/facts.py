@@ -65,6 +65,9 @@ class ReportedFacts:
 
 NO_FACTS = ReportedFacts()
 
+LEFT_UNFINISHED = ReportedFacts(records=0, keeps_back=True)
+"""The facts of a report that waits, once more after others of its range are applied (`note_waiting`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -133,8 +136,8 @@ def note_waiting(earlier: Facts | None, reported: ReportedFacts, *, now_ms: int)
     """Note a report that waits for its commit. None: it reports nothing, and neither did one before.
 
     A range with records is not quiet. Unfinished work counts at once, until a report without it is
-    applied: the epoch may never be committed, since a newer run or a later epoch drops it, and the rows
-    are there all the same.
+    applied and none with it waits: the epoch may never be committed, since a newer run or a later epoch
+    drops it, and the rows are there all the same.
 
     >>> note_waiting(None, ReportedFacts(records=1), now_ms=7).quiet_since_ms
     7

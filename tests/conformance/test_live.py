@@ -1259,6 +1259,30 @@ def test_the_unfinished_work_of_an_epoch_that_is_dropped_remains(
     assert not worker.observe().facts[0].is_unfinished
 
 
+@pytest.mark.parametrize("applied_by", ["a commit", "a report"])
+def test_the_unfinished_work_of_a_waiting_epoch_outlasts_what_is_applied_before(
+    worker: Worker, applied_by: str
+) -> None:
+    token = worker.claim(["a", "b"], ttl_ms=60_000).token
+    quiet = ReportedFacts(records=0)
+    worker.report(token, {"a": 5, "b": 5}, epoch=1, facts={"a": quiet, "b": quiet})
+    backlog = ReportedFacts(records=0, backlog=1)
+    worker.report(token, {"a": 5, "b": 5}, epoch=2, facts={"a": backlog, "b": quiet})
+    if applied_by == "a commit":
+        worker.commit(1, s=None)
+    else:
+        worker.report(token, {"a": 5, "b": 5}, facts={"a": quiet, "b": quiet})
+    seen = worker.observe()
+    assert seen.facts[0].is_unfinished
+    assert not seen.facts[1].is_unfinished
+    # Its own commit brings what it has reported, and the next one without backlog ends the work.
+    worker.commit(2, s=None)
+    assert worker.observe().facts[0].is_unfinished
+    worker.report(token, {"a": 5, "b": 5}, epoch=3, facts={"a": quiet, "b": quiet})
+    worker.commit(3, s=None)
+    assert not worker.observe().facts[0].is_unfinished
+
+
 def test_an_observation_has_the_soft_values_that_readers_have(worker: Worker) -> None:
     """Not the series of commits, nor the holds of the last one, which are stored beside these."""
     flow = pipeline()

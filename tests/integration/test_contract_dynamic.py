@@ -325,6 +325,26 @@ async def test_what_was_committed_as_unfinished_stays_so(
     await outputs(api, 14_000)
 
 
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_unfinished_work_of_a_later_epoch_outlasts_a_commit(
+    api: Api, gauge: InProcess, is_left: bool
+) -> None:
+    """The commit of epoch 2 ends nothing that epoch 3 has left, also once a newer run drops epoch 3."""
+    gauge.skip_on_redis()
+    await api.define(QUIET)
+    run = await api.run("s")
+    token = await api.token("s", run=run, ttl_ms=LONG)
+    await api.report("s", token, said(0, a=60, b=60), epoch=2)
+    if is_left:
+        left = {"watermark": 60, "records": 0, "backlog": 5}
+        await api.report("s", token, {"b": left}, epoch=3)
+    await api.commit(2, {"s": {}}, run=run)
+    run = await api.run("s")
+    await quiet_batches(api, gauge, run, 4)
+    assert (await counts(api, "s"))["idle"] == (0 if is_left else 1)
+    assert await api.output("s") == (60 if is_left else 9_000)
+
+
 async def test_a_pause_does_not_count_towards_idleness(api: Api, gauge: InProcess) -> None:
     gauge.skip_on_redis()
     throttle = {"groups": [{"stages": ["s"], "max_drift_ms": 1_000}]}

@@ -15,6 +15,7 @@ from service.frontier.epochs import (
     lacks_cap,
     promise_at_commit,
 )
+from service.frontier.facts import LEFT_UNFINISHED
 from service.frontier.idleness import next_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
@@ -70,6 +71,16 @@ def wait(
         if is_behind(table.promise(index), promise):
             behind.append(index)
     return behind
+
+
+def note_unfinished(state: LiveStage, table: RangeTable, *, now_ms: int) -> None:
+    """Note anew the ranges that reports left unfinished which still wait. Facts that are applied before
+    end the earlier note.
+    """
+    for reports in state.waiting.values():
+        for index, report in reports.items():
+            if report.unfinished:
+                table.note_waiting(index, LEFT_UNFINISHED, now_ms=now_ms)
 
 
 def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed:
@@ -148,6 +159,7 @@ def _apply_epoch(
     facts = [report.facts_at_commit for report in waiting.values()]
     indices = list(waiting)
     table.keep_facts(indices, facts if any(facts) else None, now_ms=now_ms, wall_ms=wall_ms)
+    note_unfinished(state, table, now_ms=now_ms)
     table.apply(indices, promises, table.staying_idle(indices, idle, facts), wall_ms=wall_ms)
     return len(waiting)
 

@@ -10,7 +10,7 @@ import numpy as np
 from service.frontier.graph import is_ahead
 from service.frontier.ranges import RangeNames
 from service.live import refusals
-from service.live.memory.epochs import check_arrival, check_observed, wait
+from service.live.memory.epochs import check_arrival, check_observed, note_unfinished, wait
 from service.live.memory.leases import check_run, current_lease, end, find_wanted, grant
 from service.live.memory.range_table import RangeTable
 from service.live.memory.rows import Rows, as_list, neighbours
@@ -35,6 +35,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     table.end_retirements(rows)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
+        note_unfinished(state, table, now_ms=now_ms)
         idle = table.staying_idle(rows, report.idle, report.facts)
         behind = table.apply(rows, promises, idle, wall_ms=wall_ms)
     else:

@@ -65,6 +65,7 @@ for k, st in ipairs(stages) do
     write_totals(st)
     -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
+    note_unfinished(st)
     call('HSET', st.keys.state, 'epoch', epoch)
     add_count(st, '#late', late[k])
     add_count(st, '#corrections', corrections[k])

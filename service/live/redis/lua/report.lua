@@ -200,8 +200,8 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
       local reported = facts and facts[offset + k] or false
-      if reported then note_waiting(st, index, reported) end
       local unfinished = says_unfinished(reported)
+      if reported then note_waiting(st, index, is_quiet(read_reported(reported)), unfinished) end
       entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, reported, unfinished}
     end
   end
@@ -325,7 +325,10 @@ local function apply_report(st, report)
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]
     note(st, span, count, keep, notes, offset, masked)
-    if not epoch then note_applied(st, span, count, keep, facts, offset) end
+    if not epoch then
+      note_applied(st, span, count, keep, facts, offset)
+      if st.has_facts then note_unfinished(st) end
+    end
     if not foreseen then
       local promises, idle = doubles(part(packed_promises, offset, count)), idle_flags and {} or nil
       for k = 1, count do

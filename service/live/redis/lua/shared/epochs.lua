@@ -26,6 +26,18 @@ local function facts_field(epoch, index)
   return epoch .. ':f' .. index
 end
 
+-- Notes anew the ranges that reports left unfinished which still wait. Facts that are applied before end the
+-- earlier note. Mirrors the function of this name in service/live/memory/epochs.py.
+local function note_unfinished(st)
+  for _, epoch in ipairs(waiting_epochs(st)) do
+    for _, block in ipairs(waiting_blocks(st, epoch)) do
+      for _, entry in ipairs(waiting_in(st, epoch, block)) do
+        if entry[7] then note_waiting(st, entry[1], true, true) end
+      end
+    end
+  end
+end
+
 -- Drops what waits for epochs up to this one (nil: for any).
 local function drop_waiting(st, upto)
   local kept = {}

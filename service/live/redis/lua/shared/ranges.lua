@@ -352,12 +352,11 @@ local function leaves_unfinished(st, index)
 end
 
 -- Notes what a report says that waits for its commit: see `note_waiting` in service/frontier/facts.py.
-local function note_waiting(st, index, reported)
-  local said, unfinished = read_reported(reported), says_unfinished(reported)
-  if is_quiet(said) and not unfinished then return end
+local function note_waiting(st, index, quiet, unfinished)
+  if quiet and not unfinished then return end
   local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, NOW, 0, 0)
   local values = {struct.unpack(FACTS, raw)}
-  if not is_quiet(said) then values[5] = NOW end
+  if not quiet then values[5] = NOW end
   if unfinished and not leaves_unfinished(st, index) then mark_dirty(st, index, index) end
   if unfinished then values[7] = 1 end
   local pending = string.sub(raw, values[8])
