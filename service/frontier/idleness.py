@@ -49,6 +49,19 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
     return Commits(series.since_ms, now_ms, series.count + 1, series.last_ms)
 
 
+def is_void(series: Commits | None, now_ms: int) -> bool:
+    """Return whether a series is ahead of the clock, so of before the clock was set back.
+
+    An observation removes such a series from the store. Else it would count again once the clock
+    reaches it.
+
+    >>> series = Commits(0, last_ms=100, count=2, before_ms=0)
+    >>> is_void(series, 99), is_void(series, 100), is_void(None, 0)
+    (True, False, False)
+    """
+    return series is not None and now_ms < series.last_ms
+
+
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
     """Return whether the stage's run has committed epochs throughout the policy's time, until now.
 

@@ -209,7 +209,7 @@ class JobState(Protocol):
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
         """Return the time, and the observations of the ranges of these stages.
 
-        Stages without ranges are left out.
+        Stages without ranges are left out. Commits ahead of the clock are removed (`is_void`).
         """
         ...
 

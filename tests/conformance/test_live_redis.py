@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import re
 from dataclasses import replace
+from functools import partial
+from struct import pack
 from typing import Any, cast
 
 import numpy as np
@@ -16,18 +18,20 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service.clock import SystemClock
 from service.errors import LeaseConflictError, UnavailableError
-from service.frontier.graph import StageWatermark
+from service.frontier.graph import Pipeline, StageWatermark
+from service.frontier.idleness import Commits
 from service.frontier.leases import Rank
+from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
 from service.live.port import REMEMBERED, StateLostError
 from service.live.redis import client
 from service.live.redis.client import RedisClient
-from service.live.redis.schema import CHANNELS, channel, job_keys
+from service.live.redis.schema import CHANNELS, COMMITS_MARK, channel, job_keys, stage_keys
 from service.live.redis.store import RedisLiveStore
 from service.model.jobs import StageView
 from service.model.leases import Claim, Denied
-from service.model.reports import Report
+from service.model.reports import Commit, Report, StageCommit
 from tests.conformance.test_live import installed, pipeline
 from tests.support.clock import FakeClock
 from tests.support.proxy import Proxy
@@ -272,6 +276,39 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
         _, agreed = await store.agreements("j", frozenset("s"))
         assert not agreed["s"].idle
         assert (await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))).granted == ["a"]
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+def test_commits_ahead_of_the_clock_are_removed_at_an_observation(
+    redis_server: RedisServer,
+) -> None:
+    """They are from before a set-back, and must not count once the clock reaches them again."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        store = RedisLiveStore(redis_server.url, FakeClock())
+        await store.open()
+        stages = {**pipeline().stages}
+        stages["s"] = replace(stages["s"], policy=StagePolicy(idle=IdlePolicy(60_000)))
+        await store.begin(installed(Pipeline(stages)))
+        for epoch in (1, 2):
+            await store.commit("j", Commit(0, epoch, {"s": StageCommit()}))
+        [marks] = [key for key in stage_keys("j", "s") if str(key).endswith(":marks")]
+        is_kept = partial(redis_server.command, "HEXISTS", marks, COMMITS_MARK)
+
+        async def commits() -> Commits | None:
+            return (await store.observe("j", ["s"]))[1]["s"].commits
+
+        found = await commits()
+        assert found is not None
+        assert (found.count, is_kept()) == (2, 1)
+        ahead = [float(each + 3_600_000) for each in (found.since_ms, found.last_ms)]
+        redis_server.command("HSET", marks, COMMITS_MARK, pack("<dddd", *ahead, 2.0, ahead[0]))
+        assert await commits() is None
+        assert is_kept() == 0
         await store.close()
 
     with asyncio.Runner() as runner:

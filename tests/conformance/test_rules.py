@@ -59,6 +59,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "leaves_out": agreement,
     "merge_facts": facts,
     "next_commit": idleness,
+    "is_void": idleness,
     "stays_idle": idleness,
 }
 """Rules of modules that also have functions for readers alone."""
@@ -565,6 +566,23 @@ def next_commit(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     return [since_ms, last_ms, series.count, before_ms]
 
 
+def is_void(worker: Worker, case: Case, advance: Advance) -> bool:
+    """Commits that are void stay so once the clock reaches them again."""
+    with_policy(worker, 1_000)
+    start = worker.lease_ms()
+    if case["series"] is None:
+        return worker.observe("s").commits is not None
+    _, last, count, before = case["series"]
+    for epoch in range(1, count + 1):
+        advance((last if epoch == count else before) + start - before - worker.lease_ms())
+        worker.commit(epoch, s=None)
+    moment_ms = worker.lease_ms()
+    advance(case["now_ms"] - last)
+    worker.observe("s")
+    advance(moment_ms - worker.lease_ms())
+    return worker.observe("s").commits is None
+
+
 def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
     with_policy(worker, 1_000)
     token = worker.claim(["a"]).token
@@ -638,6 +656,7 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     awaits_revision,
     merge_facts,
     next_commit,
+    is_void,
     stays_idle,
 ]
 

@@ -327,7 +327,10 @@ class MemoryLiveStore(LiveStore):
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
         found = self._job(job)
-        return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
+        now = Instant(self._clock.wall_ms(), self._clock.steady_ms())
+        for name in stages:
+            epochs.drop_void(found.stage(name), now.lease_ms)
+        return now, {
             name: views.observation(found, found.stage(name), table)
             for name in stages
             if (table := found.stage(name).table) is not None

@@ -75,9 +75,7 @@ for k, st in ipairs(stages) do
       call('HDEL', st.keys.marks, KEPT)
     end
     if idle_after[k] then
-      local raw = call('HGET', st.keys.marks, COMMITS)
-      local series = raw and {struct.unpack('<ddd', raw)}
-      series = next_commit(series, NOW, idle_after[k])
+      local series = next_commit(commits_of(st), NOW, idle_after[k])
       call('HSET', st.keys.marks, COMMITS, struct.pack('<dddd', unpack(series)))
     end
   end

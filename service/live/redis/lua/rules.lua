@@ -127,6 +127,8 @@ local function next_commit(series, now, after)
   return {series[1], now, series[3] + 1, series[2]}
 end
 
+local function is_void(series, now) return series and now < series[2] or false end
+
 local function stays_idle(was_idle_by_policy, reported_nothing)
   return was_idle_by_policy and reported_nothing
 end

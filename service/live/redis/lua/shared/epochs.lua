@@ -26,6 +26,12 @@ local function facts_field(epoch, index)
   return epoch .. ':f' .. index
 end
 
+-- The series of the stage's commits, or nil.
+local function commits_of(st)
+  local raw = call('HGET', st.keys.marks, COMMITS)
+  return raw and {struct.unpack('<ddd', raw)} or nil
+end
+
 -- Notes anew the ranges that reports left unfinished which still wait. Facts that are applied before end the
 -- earlier note. Mirrors the function of this name in service/live/memory/epochs.py.
 local function note_unfinished(st)
