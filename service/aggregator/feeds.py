@@ -215,7 +215,7 @@ class Feed:
         read, present = _CURSOR.fullmatch(cursor or ""), self._states.values()
         if read is None:
             return self.since(0)
-        if Definition(int(read[1]), int(read[2])) != self.definition:
+        if _definition_in(read) != self.definition:
             # The follower's stages and throttle advice may have been removed.
             everything = in_order(tuple(present), self.definition, present)
             return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
@@ -223,6 +223,18 @@ class Feed:
         is_unchanged = read[4] == checksum_of(present)
         fresh = [each for each in present if not is_unchanged or each.view.revision > revision]
         return Changes(in_order(fresh, self.definition, present), self.throttle)
+
+    def is_behind(self, cursor: str | None) -> bool:
+        """Return whether a cursor is of a later state than this feed's."""
+        read = _CURSOR.fullmatch(cursor or "")
+        if read is None:
+            return False
+        newest = max((each.view.revision for each in self._states.values()), default=-1)
+        return (self.definition, newest) < (_definition_in(read), int(read[3]))
+
+
+def _definition_in(cursor: re.Match[str]) -> Definition:
+    return Definition(int(cursor[1]), int(cursor[2]))
 
 
 class Feeds:
@@ -261,9 +273,13 @@ class Feeds:
         event = asyncio.Event()
         with self._following(job, event) as feed:
             # At least as new as the client's reads before it began to follow.
+            is_current = False
             with suppress(UnavailableError, UnknownJobError):
                 await feed.refresh()
-            changes, position = feed.resumed(cursor), feed.position
+                is_current = True
+            # A feed that could not be read may be older than the client. Its next change was read.
+            is_held = not is_current and feed.is_behind(cursor)
+            changes, position = SILENCE if is_held else feed.resumed(cursor), feed.position
             while not self._released:
                 event.clear()
                 if changes:
@@ -272,7 +288,11 @@ class Feeds:
                     yield SILENCE
                 if feed.ended:
                     return
-                changes, position = feed.since(position), feed.position
+                if is_held and feed.position != position:
+                    changes, is_held = feed.resumed(cursor), False
+                else:
+                    changes = feed.since(position)
+                position = feed.position
 
     @contextmanager
     def _following(self, job: str, event: asyncio.Event) -> Generator[Feed]:
