@@ -8,7 +8,7 @@ import socket
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,16 @@ _STOP_MS: Final = 15_000
 
 class CannotStartBrokerError(Exception):
     """The broker could not be started. The message has the reason."""
+
+
+def new_cluster_id(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> str:
+    """Return the id of a new cluster. One that begins with a hyphen is drawn again, as Kafka does: its
+    tools would take it for an option.
+    """
+    while True:
+        drawn = urlsafe_b64encode(draw().bytes).decode().rstrip("=")
+        if not drawn.startswith("-"):
+            return drawn
 
 
 @dataclass(frozen=True)
@@ -59,10 +69,9 @@ class BrokerFiles:
         settings = {**self._settings(), **(settings or {})}
         lines = (f"{name}={value}\n" for name, value in settings.items())
         self._properties.write_text("".join(lines))
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = self._java("kafka.tools.StorageTool")
         subprocess.run(  # noqa: S603  (arguments of our own)
-            [*tool, "format", "-t", cluster, "-c", str(self._properties)],
+            [*tool, "format", "-t", new_cluster_id(), "-c", str(self._properties)],
             check=True,
             capture_output=True,
         )
