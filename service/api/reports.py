@@ -101,7 +101,9 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
         holds = _holds(name, stage, observed, committed)
         late, corrections = _late(name, stage, committed), _corrections(name, stage, committed)
         stages[name] = StageCommit(observed, holds, late, corrections)
-    applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
+    applied, states = await aggregator.commit(
+        job, Commit(body.run or 0, body.epoch, stages, body.evidence_age_ms)
+    )
     return CommittedBody(
         dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
     )

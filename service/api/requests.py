@@ -125,6 +125,13 @@ LateAtCommit = Annotated[
         " `late` once, when the epoch is committed"
     ),
 ]
+EvidenceAge = Annotated[
+    Number,
+    Meta(
+        description="Time since the epoch's batch was planned, in ms, measured when the request is"
+        " sent. A commit is evidence that shards without a report were quiet until then (idle policy)"
+    ),
+]
 CorrectionsAtCommit = Annotated[
     Number,
     Meta(
@@ -329,6 +336,7 @@ class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Number
     stages: Annotated[dict[Name, StageCommitBody], Meta(min_length=1, max_length=MAX_STAGES)]
     run: Run | None = None
+    evidence_age_ms: EvidenceAge = 0
 
 
 class CreateKey(Struct, frozen=True, forbid_unknown_fields=True):

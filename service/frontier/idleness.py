@@ -8,7 +8,7 @@ watched* for the policy's time (Flink's `withIdleness` requires only silence).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from service.frontier.clock_readings import EVEN, ClockReadings
@@ -21,32 +21,69 @@ MIN_COMMITS = 2
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """An unbroken series of a stage's commits. Instants are on the clock of leases."""
+    """An unbroken series of a stage's commits. Instants are on the clock of leases.
+
+    A commit is evidence of the time before its batch was planned: the batch has found nothing in quiet
+    shards until then. Its sender measures the age of the evidence. The time in flight, from this
+    measurement to the step of the live store, still makes the evidence look newer than it is.
+    """
 
     since_ms: int
-    """Instant of the first commit."""
+    """Instant at which the first commit arrived."""
     last_ms: int
+    """Instant of the last commit's evidence."""
     count: int
     before_ms: int
-    """Instant of the commit before the last; of the first, its own. The last committed batch was planned
-    after it, so records may have arrived since."""
+    """Instant of the evidence before the last; of the first commit, its own. The last committed batch
+    was planned after it, so records may have arrived since."""
+    arrived_ms: int
+    """Instant at which the last commit arrived."""
 
 
-def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commits:
-    """Return the series after a commit. A gap as long as the policy's time begins a new one, and so does
-    a clock that was set back behind the last commit.
+def next_commit(series: Commits | None, now_ms: int, *, after_ms: int, age_ms: int) -> Commits:
+    """Return the series after a commit, whose evidence is `age_ms` old.
 
-    >>> series = next_commit(None, 10, after_ms=100)
-    >>> next_commit(series, 60, after_ms=100)
-    Commits(since_ms=10, last_ms=60, count=2, before_ms=10)
-    >>> next_commit(series, 110, after_ms=100)
-    Commits(since_ms=110, last_ms=110, count=1, before_ms=110)
-    >>> next_commit(series, 5, after_ms=100)
-    Commits(since_ms=5, last_ms=5, count=1, before_ms=5)
+    A gap as long as the policy's time begins a new series, and so do evidence of that age and a clock
+    that was set back behind the last commit. A series begins with an arrival, so that an age which is
+    too long proves nothing. The evidence is never before the one before. A batch is planned after the
+    evidence before it: if its own looks older, the commit before was in flight for long, and its
+    evidence looks too new.
+
+    >>> series = next_commit(None, 10, after_ms=100, age_ms=4)
+    >>> series
+    Commits(since_ms=10, last_ms=6, count=1, before_ms=6, arrived_ms=10)
+    >>> next_commit(series, 60, after_ms=100, age_ms=30)
+    Commits(since_ms=10, last_ms=30, count=2, before_ms=6, arrived_ms=60)
+    >>> next_commit(series, 60, after_ms=100, age_ms=55)
+    Commits(since_ms=10, last_ms=6, count=2, before_ms=5, arrived_ms=60)
+    >>> next_commit(series, 110, after_ms=100, age_ms=0)
+    Commits(since_ms=110, last_ms=110, count=1, before_ms=110, arrived_ms=110)
+    >>> next_commit(series, 90, after_ms=100, age_ms=100).count
+    1
+    >>> next_commit(series, 9, after_ms=100, age_ms=0)
+    Commits(since_ms=9, last_ms=9, count=1, before_ms=9, arrived_ms=9)
     """
-    if series is None or not 0 <= now_ms - series.last_ms < after_ms:
-        return Commits(now_ms, now_ms, 1, now_ms)
-    return Commits(series.since_ms, now_ms, series.count + 1, series.last_ms)
+    at_ms = now_ms - age_ms
+    if series is None or age_ms >= after_ms or not 0 <= now_ms - series.arrived_ms < after_ms:
+        return Commits(now_ms, at_ms, 1, at_ms, now_ms)
+    last_ms, before_ms = max(series.last_ms, at_ms), min(series.last_ms, at_ms)
+    return Commits(series.since_ms, last_ms, series.count + 1, before_ms, now_ms)
+
+
+def repeat_commit(series: Commits, now_ms: int, *, age_ms: int) -> Commits:
+    """Return the series after a retry of its last commit. Of two dates of one evidence the earlier one
+    counts, since the time in flight makes each too late.
+
+    >>> series = Commits(since_ms=10, last_ms=60, count=3, before_ms=30, arrived_ms=70)
+    >>> repeat_commit(series, 80, age_ms=35)
+    Commits(since_ms=10, last_ms=45, count=3, before_ms=30, arrived_ms=70)
+    >>> repeat_commit(series, 80, age_ms=75)
+    Commits(since_ms=10, last_ms=5, count=3, before_ms=5, arrived_ms=70)
+    >>> repeat_commit(series, 80, age_ms=0) == series
+    True
+    """
+    last_ms = min(series.last_ms, now_ms - age_ms)
+    return replace(series, last_ms=last_ms, before_ms=min(series.before_ms, last_ms))
 
 
 def is_void(series: Commits | None, now_ms: int) -> bool:
@@ -55,33 +92,34 @@ def is_void(series: Commits | None, now_ms: int) -> bool:
     An observation removes such a series from the store. Else it would count again once the clock
     reaches it.
 
-    >>> series = Commits(0, last_ms=100, count=2, before_ms=0)
+    >>> series = Commits(0, last_ms=90, count=2, before_ms=0, arrived_ms=100)
     >>> is_void(series, 99), is_void(series, 100), is_void(None, 0)
     (True, False, False)
     """
-    return series is not None and now_ms < series.last_ms
+    return series is not None and now_ms < series.arrived_ms
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
     """Return whether the stage's run has committed epochs throughout the policy's time, until now.
 
-    Only the time before the last commit is proved: the batch after it may have read records. A commit
+    Only the time before the last evidence is proved: the batch after it may have read records. A commit
     ahead of the clock is from before the clock was set back, and proves nothing about the time since.
 
-    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 150, after_ms=100)
+    >>> series = Commits(0, last_ms=100, count=2, before_ms=0, arrived_ms=120)
+    >>> committed_throughout(series, 150, after_ms=100)
     True
-    >>> committed_throughout(Commits(0, last_ms=90, count=2, before_ms=0), 100, after_ms=100)
+    >>> committed_throughout(replace(series, last_ms=90), 150, after_ms=100)
     False
-    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 200, after_ms=100)
-    False
-    >>> committed_throughout(Commits(0, last_ms=100, count=2, before_ms=0), 99, after_ms=100)
+    >>> committed_throughout(series, 219, after_ms=100), committed_throughout(series, 220, after_ms=100)
+    (True, False)
+    >>> committed_throughout(series, 119, after_ms=100)
     False
     """
     return (
         series is not None
         and series.count >= MIN_COMMITS
         and series.since_ms <= series.last_ms - after_ms
-        and 0 <= now_ms - series.last_ms < after_ms
+        and 0 <= now_ms - series.arrived_ms < after_ms
     )
 
 
@@ -166,7 +204,7 @@ def quiet_through(
     without a gap whose workers polled it), or that its stage's run committed throughout (`commits`),
     without a report for the shard. Commits prove nothing about the time since the last one: a long
     batch may be reading the shard just now. The record that it reads may have arrived since the last
-    committed batch was planned, which was after the commit before the last.
+    committed batch was planned, which was after the evidence before the last.
 
     The worker of a paused shard keeps the lease and does not read. So the shard counts as watched only
     from `unpaused_since_ms` on (`MAX`: it is paused), regardless of lease and commits.
@@ -183,7 +221,8 @@ def quiet_through(
     >>> quiet_through(None, watched_since_ms=1, **at)
     >>> quiet_through(quiet, watched_since_ms=0, **at | {"unpaused_since_ms": 1})
     >>> quiet_through(quiet, watched_since_ms=0, **at, clock=ClockReadings(1, 100, 0, 0, steps=1))
-    >>> at |= {"commits": Commits(-90, last_ms=90, count=9, before_ms=70), "watched_since_ms": None}
+    >>> series = Commits(-90, 90, count=9, before_ms=70, arrived_ms=95)
+    >>> at |= {"commits": series, "watched_since_ms": None}
     >>> quiet_through(quiet, **at)
     >>> quiet_through(quiet, **at | {"after_ms": 90})
     70

@@ -174,6 +174,8 @@ class Commit:
     """0: without a run."""
     epoch: int
     stages: Mapping[str, StageCommit]
+    evidence_age_ms: int = 0
+    """Time since its batch was planned (see `service.frontier.idleness.Commits`)."""
 
 
 @dataclass(frozen=True, slots=True)

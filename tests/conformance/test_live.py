@@ -26,6 +26,7 @@ from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.facts import UNFINISHED, Counts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.health import Outcome
+from service.frontier.idleness import Commits
 from service.frontier.leases import Rank
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
@@ -135,9 +136,11 @@ class Worker:
         )
         return self.run(self.live.report("j", stage, report))
 
-    def commit(self, epoch: int, run: int = 0, **observed: int | None) -> Mapping[str, int]:
+    def commit(
+        self, epoch: int, run: int = 0, *, age_ms: int = 0, **observed: int | None
+    ) -> Mapping[str, int]:
         stages = {stage: StageCommit(value) for stage, value in observed.items()}
-        return self.run(self.live.commit("j", Commit(run, epoch, stages))).applied
+        return self.run(self.live.commit("j", Commit(run, epoch, stages, age_ms))).applied
 
     def lease_ms(self) -> int:
         """The instant that leases run by."""
@@ -1170,6 +1173,30 @@ def test_the_commits_of_a_run_that_has_ended_prove_nothing(worker: Worker) -> No
     assert worker.observe().commits == commits, "another run has ended"
     worker.run(worker.live.end_run("j", ["s"], RunEnd(3, Outcome.STOPPED, 10)))
     assert worker.observe().commits is None
+
+
+def test_a_commit_is_dated_by_the_age_of_its_evidence(worker: Worker) -> None:
+    stages = {**pipeline().stages}
+    stages["s"] = replace(stages["s"], policy=StagePolicy(idle=IdlePolicy(60_000)))
+    worker.run(worker.live.begin(installed(Pipeline(stages), incarnation=2)))
+
+    def commit(epoch: int, age_ms: int) -> Commits:
+        begin_ms = worker.lease_ms()
+        worker.commit(epoch, age_ms=age_ms, s=None)
+        found = worker.observe().commits
+        assert found is not None
+        assert begin_ms <= found.last_ms + age_ms <= worker.lease_ms()
+        return found
+
+    first = commit(1, 50_000)
+    assert first.before_ms == first.last_ms == first.since_ms - 50_000
+    second = commit(2, 20_000)
+    assert (second.since_ms, second.count, second.before_ms) == (first.since_ms, 2, first.last_ms)
+    # A retry may have been faster than the attempt that the store has taken, and not the reverse.
+    retried = commit(2, 30_000)
+    assert retried == replace(second, last_ms=retried.last_ms)
+    worker.commit(2, age_ms=10_000, s=None)
+    assert worker.observe().commits == retried
 
 
 def test_a_range_that_is_reported_idle_is_so_by_its_workers_word(worker: Worker) -> None:

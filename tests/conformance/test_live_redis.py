@@ -305,8 +305,18 @@ def test_commits_ahead_of_the_clock_are_removed_at_an_observation(
         found = await commits()
         assert found is not None
         assert (found.count, is_kept()) == (2, 1)
-        ahead = [float(each + 3_600_000) for each in (found.since_ms, found.last_ms)]
-        redis_server.command("HSET", marks, COMMITS_MARK, pack("<dddd", *ahead, 2.0, ahead[0]))
+        # Earlier versions of the service have not written when the last one arrived.
+        older = pack("<dddd", found.since_ms, found.last_ms, 2, found.since_ms)
+        redis_server.command("HSET", marks, COMMITS_MARK, older)
+        assert await commits() == found
+        await store.commit("j", Commit(0, 3, {"s": StageCommit()}))
+        found = await commits()
+        assert found is not None
+        assert found.count == 3
+        hour = 3_600_000
+        since, last = found.since_ms + hour, found.last_ms + hour
+        ahead = pack("<ddddd", since, last, 2, since, last)
+        redis_server.command("HSET", marks, COMMITS_MARK, ahead)
         assert await commits() is None
         assert is_kept() == 0
         await store.close()

@@ -59,6 +59,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "leaves_out": agreement,
     "merge_facts": facts,
     "next_commit": idleness,
+    "repeat_commit": idleness,
     "is_void": idleness,
     "stays_idle": idleness,
 }
@@ -547,40 +548,50 @@ def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     ]
 
 
-def next_commit(worker: Worker, case: Case, advance: Advance) -> list[Any]:
-    with_policy(worker, case["after_ms"])
-    start = worker.run(worker.live.observe("j", ["s"]))[0].lease_ms
-    if case["series"] is None:
-        commits = [case["now_ms"]]
-    else:
-        first, last, count, _ = case["series"]
-        commits = [first] * (count - 1) + [last, case["now_ms"]]
-    shift = start - commits[0]
+def after_commits(worker: Worker, case: Case, advance: Advance) -> int:
+    """Commit the series of a case, each commit without an age; return the shift of the store's clock."""
+    with_policy(worker, case.get("after_ms", 1_000))
+    series = case["series"]
+    if series is None:
+        return worker.lease_ms() - case["now_ms"]
+    since, last, count, before, _ = series
+    commits = [since, *([before, last] if count > 2 else [last])][:count]
+    shift = worker.lease_ms() - since
     for epoch, at in enumerate(commits, 1):
-        advance(at + shift - worker.run(worker.live.observe("j", ["s"]))[0].lease_ms)
+        advance(at + shift - worker.lease_ms())
         worker.commit(epoch, s=None)
-    series = worker.observe("s").commits
-    assert series is not None
-    instants = series.since_ms, series.last_ms, series.before_ms
-    since_ms, last_ms, before_ms = (each - shift for each in instants)
-    return [since_ms, last_ms, series.count, before_ms]
+    assert series_of(worker, shift) == series
+    advance(case["now_ms"] + shift - worker.lease_ms())
+    return shift
+
+
+def series_of(worker: Worker, shift: int) -> list[int] | None:
+    found = worker.observe("s").commits
+    if found is None:
+        return None
+    since, last, count, before, arrived = compared(found)
+    return [since - shift, last - shift, count, before - shift, arrived - shift]
+
+
+def next_commit(worker: Worker, case: Case, advance: Advance) -> list[int] | None:
+    shift = after_commits(worker, case, advance)
+    worker.commit(9, age_ms=case["age_ms"], s=None)
+    return series_of(worker, shift)
+
+
+def repeat_commit(worker: Worker, case: Case, advance: Advance) -> list[int] | None:
+    shift = after_commits(worker, case, advance)
+    worker.commit(case["series"][2], age_ms=case["age_ms"], s=None)
+    return series_of(worker, shift)
 
 
 def is_void(worker: Worker, case: Case, advance: Advance) -> bool:
     """Commits that are void stay so once the clock reaches them again."""
-    with_policy(worker, 1_000)
-    start = worker.lease_ms()
-    if case["series"] is None:
-        return worker.observe("s").commits is not None
-    _, last, count, before = case["series"]
-    for epoch in range(1, count + 1):
-        advance((last if epoch == count else before) + start - before - worker.lease_ms())
-        worker.commit(epoch, s=None)
-    moment_ms = worker.lease_ms()
-    advance(case["now_ms"] - last)
-    worker.observe("s")
-    advance(moment_ms - worker.lease_ms())
-    return worker.observe("s").commits is None
+    after_commits(worker, case, advance)
+    observed = worker.observe("s").commits
+    advance(1_000)
+    assert worker.observe("s").commits == observed
+    return case["series"] is not None and observed is None
 
 
 def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
@@ -656,6 +667,7 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     awaits_revision,
     merge_facts,
     next_commit,
+    repeat_commit,
     is_void,
     stays_idle,
 ]

@@ -442,9 +442,11 @@ async def test_whether_a_lease_is_watched_is_true_or_false(api: Api) -> None:
     assert "watched" in refused.text
 
 
+@pytest.mark.parametrize(("age_ms", "then"), [(0, 203), (200, 203), (900, 50)])
 async def test_commits_without_a_report_show_that_a_shard_is_quiet(
-    api: Api, gauge: InProcess
+    api: Api, gauge: InProcess, age_ms: int, then: int
 ) -> None:
+    """They show it until their batches were planned."""
     gauge.skip_on_redis()
     await api.define(QUIET)
     first = await api.token("s")
@@ -453,6 +455,9 @@ async def test_commits_without_a_report_show_that_a_shard_is_quiet(
     token = await api.token("s", ["a"], run=run, ttl_ms=LONG)
     for epoch in range(4):
         await api.report("s", token, said(a=200 + epoch), epoch=epoch)
-        await api.commit(epoch, {"s": {}}, run=run)
+        # The first is planned with the run's start. The last arrives late.
+        age = {"evidence_age_ms": age_ms} if age_ms and epoch == 3 else {}
+        await api.commit(epoch, {"s": {}}, run=run, **age)
         gauge.advance(400)
-    await outputs(api, 203)
+    await settled(api, gauge)
+    assert await api.output("s") == then

@@ -76,9 +76,13 @@ def test_idle_by_its_workers_word_is_left_as_it_is() -> None:
 def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
     """Its run committed all the time, but what the batch since then has read, nobody knows yet."""
     unleased = replace(QUIET, owners=np.array([0]), held_since_ms=np.array([0]))
-    recent = replace(unleased, commits=Commits(0, last_ms=1_400, count=9, before_ms=1_200))
+    recent = replace(
+        unleased, commits=Commits(0, last_ms=1_400, count=9, before_ms=1_200, arrived_ms=1_500)
+    )
     assert decide(EXCLUDE, recent, NOW, NEVER_PAUSED) == []
-    enough = replace(unleased, commits=Commits(0, last_ms=1_500, count=9, before_ms=1_200))
+    enough = replace(
+        unleased, commits=Commits(0, last_ms=1_500, count=9, before_ms=1_200, arrived_ms=1_500)
+    )
     assert decide(EXCLUDE, enough, NOW, NEVER_PAUSED) == [Settled(0, 0, 500, True, MIN)]
     # The last committed batch was planned 800 ms ago at the earliest.
     follows = Settled(0, 0, 500, False, NOW.wall_ms - 800 - 5_000)

@@ -16,7 +16,7 @@ from service.frontier.epochs import (
     promise_at_commit,
 )
 from service.frontier.facts import LEFT_UNFINISHED
-from service.frontier.idleness import is_void, next_commit
+from service.frontier.idleness import is_void, next_commit, repeat_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
 from service.live.memory.leases import check_run
@@ -99,6 +99,11 @@ def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed
     }
     # Everything is checked: from here on nothing can fail, so no epoch is half committed.
     applied = dict.fromkeys(commit.stages, 0)
+    for name in commit.stages.keys() - fresh:
+        series = states[name].commits
+        if series is not None:
+            age_ms = commit.evidence_age_ms
+            states[name].commits = repeat_commit(series, now_ms, age_ms=age_ms)
     for name in fresh:
         state, stage_commit = states[name], commit.stages[name]
         applied[name] = _apply_epoch(
@@ -107,7 +112,9 @@ def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed
         state.epoch = commit.epoch
         policy = job.pipeline.stages[name].policy.idle
         if policy is not None:
-            state.commits = next_commit(state.commits, now_ms, after_ms=policy.after_ms)
+            state.commits = next_commit(
+                state.commits, now_ms, after_ms=policy.after_ms, age_ms=commit.evidence_age_ms
+            )
     return Committed(
         applied=applied,
         unrecorded=[name for name, state in states.items() if state.recorded != state.epoch],

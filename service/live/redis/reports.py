@@ -114,6 +114,7 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
             ],
             [float(each.late) for each in committed],
             [float(each.corrections) for each in committed],
+            float(commit.evidence_age_ms),
         ],
     )
     if code == "ok":

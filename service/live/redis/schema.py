@@ -63,7 +63,6 @@ _REPORTED_FACTS = struct.Struct("<ddddBB")
 """Oldest work, records, late, backlog, whether a sketch follows."""
 
 _DOUBLE = struct.Struct("<d")
-_COMMITS = struct.Struct("<ddd")
 _MAX_PACKED = 4_096
 """Number of leases whose holds of packed reports a stage keeps. They are for display alone."""
 _EPOCH_DIGITS = 20
@@ -315,10 +314,12 @@ def read_commits(packed: bytes) -> Commits | None:
     """Read the series of a stage's commits; None: there is none."""
     if not packed:
         return None
-    since, last, count = _COMMITS.unpack_from(packed)
-    # An earlier version of the service has written the first three alone.
-    before = _DOUBLE.unpack_from(packed, _COMMITS.size)[0] if len(packed) > _COMMITS.size else since
-    return Commits(int(since), int(last), int(count), int(before))
+    members = [int(each) for (each,) in _DOUBLE.iter_unpack(packed)]
+    since, last, count = members[:3]
+    # Earlier versions of the service have written the first three or four alone.
+    before = members[3] if len(members) > 3 else since
+    arrived = members[4] if len(members) > 4 else last
+    return Commits(since, last, count, before, arrived)
 
 
 def tree_over(weights: Floats) -> bytes:

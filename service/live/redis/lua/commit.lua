@@ -1,11 +1,11 @@
 -- A commit: {run, epoch, {observed input or false, by stage}, {after how long quiet shards are idle or false,
 -- by stage}, {what no range may promise more than or false, by stage}, {holds as one text or false, by stage},
--- {late rows that no report counts, by stage}, {corrections, by stage}}.
+-- {late rows that no report counts, by stage}, {corrections, by stage}, age of its evidence}.
 -- For all stages or for none.
 
 local refused = check_state()
 if refused then return refused end
-local run, epoch, observed, idle_after, caps, kept, late, corrections = unpack(cmsgpack.unpack(ARGV[3]))
+local run, epoch, observed, idle_after, caps, kept, late, corrections, age = unpack(cmsgpack.unpack(ARGV[3]))
 local stages, fresh = {}, {}
 for k = 1, #observed do
   local st = load(stage(k))
@@ -75,9 +75,11 @@ for k, st in ipairs(stages) do
       call('HDEL', st.keys.marks, KEPT)
     end
     if idle_after[k] then
-      local series = next_commit(commits_of(st), NOW, idle_after[k])
-      call('HSET', st.keys.marks, COMMITS, struct.pack('<dddd', unpack(series)))
+      keep_commits(st, next_commit(commits_of(st), NOW, idle_after[k], age))
     end
+  else
+    local series = commits_of(st)
+    if series then keep_commits(st, repeat_commit(series, NOW, age)) end
   end
   if call('HGET', st.keys.state, 'recorded') ~= epoch then unrecorded[#unrecorded + 1] = k end
 end

@@ -121,13 +121,20 @@ end
 
 -- ---- idleness
 
--- A series of commits is {since, last, count, before the last}.
-local function next_commit(series, now, after)
-  if not series or now < series[2] or now - series[2] >= after then return {now, now, 1, now} end
-  return {series[1], now, series[3] + 1, series[2]}
+-- A series of commits is {since, last, count, before the last, arrived}.
+local function next_commit(series, now, after, age)
+  local at = now - age
+  local is_broken = not series or age >= after or now < series[5] or now - series[5] >= after
+  if is_broken then return {now, at, 1, at, now} end
+  return {series[1], math.max(series[2], at), series[3] + 1, math.min(series[2], at), now}
 end
 
-local function is_void(series, now) return series and now < series[2] or false end
+local function repeat_commit(series, now, age)
+  local last = math.min(series[2], now - age)
+  return {series[1], last, series[3], math.min(series[4], last), series[5]}
+end
+
+local function is_void(series, now) return series and now < series[5] or false end
 
 local function stays_idle(was_idle_by_policy, reported_nothing)
   return was_idle_by_policy and reported_nothing

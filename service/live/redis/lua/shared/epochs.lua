@@ -26,10 +26,18 @@ local function facts_field(epoch, index)
   return epoch .. ':f' .. index
 end
 
--- The series of the stage's commits, or nil.
+-- The series of the stage's commits, or nil. An earlier version of the service has written its first members alone.
 local function commits_of(st)
   local raw = call('HGET', st.keys.marks, COMMITS)
-  return raw and {struct.unpack('<ddd', raw)} or nil
+  if not raw then return nil end
+  local since, last, count = struct.unpack('<ddd', raw)
+  local before = #raw >= 32 and struct.unpack('<d', raw, 25) or since
+  local arrived = #raw >= 40 and struct.unpack('<d', raw, 33) or last
+  return {since, last, count, before, arrived}
+end
+
+local function keep_commits(st, series)
+  call('HSET', st.keys.marks, COMMITS, struct.pack('<ddddd', unpack(series)))
 end
 
 -- Notes anew the ranges that reports left unfinished which still wait. Facts that are applied before end the
