@@ -386,13 +386,15 @@ class Client:
         *,
         late: Mapping[str, int] = _NO_COUNTS,
         corrections: Mapping[str, int] = _NO_COUNTS,
+        planned_ms: int | None = None,
     ) -> dict[str, int]:
         """Commit an epoch; return the number of ranges of each stage that were applied.
 
         `stages` maps each stage to the progress that the epoch ran with; None for a source.
         `late` has the late rows of some of these stages that no report counts. `corrections` has the
         values of some of these stages that correct emitted ones. Both are counted once, however often
-        the epoch is committed.
+        the epoch is committed. `planned_ms` is the wall clock when the epoch's batch was planned: until
+        then, shards without a report were quiet. Each attempt sends the time since.
         """
         body: Json = {
             "run": run,
@@ -402,8 +404,14 @@ class Client:
                 for name, progress in stages.items()
             },
         }
+
+        def with_age() -> Json:
+            if planned_ms is None:
+                return body
+            return body | {"evidence_age_ms": max(0, self._clock.wall_ms() - planned_ms)}
+
         with span("commit", job, run=run, epoch=epoch):
-            answer = self._http.call("POST", f"{_job(job)}/commits", body)[0]
+            answer = self._http.call("POST", f"{_job(job)}/commits", with_age)[0]
         return {str(name): int(count) for name, count in answer["applied"].items()}
 
     def commits(self, job: str, stage: str) -> CommitsAnswer:

@@ -108,10 +108,13 @@ class Transport:
         self,
         method: str,
         path: str,
-        body: Json | None = None,
+        body: Json | Callable[[], Json] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Json, str | None]:
-        """Send a request, and retry until it is answered or patience runs out; return body and ETag."""
+        """Send a request, and retry until it is answered or patience runs out; return body and ETag.
+
+        A `body` that depends on the time is a function, which each attempt calls.
+        """
         deadline_ms = self._clock.steady_ms() + self._patience_ms
         pause_ms = _FIRST_PAUSE_MS
         while True:
@@ -133,12 +136,18 @@ class Transport:
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _try_once(
-        self, method: str, path: str, body: Json | None, headers: Mapping[str, str], left_ms: int
+        self,
+        method: str,
+        path: str,
+        body: Json | Callable[[], Json] | None,
+        headers: Mapping[str, str],
+        left_ms: int,
     ) -> tuple[Json, str | None]:
+        content = body() if callable(body) else body
         answer = self._pool.request(
             method,
             f"{self._url}{path}",
-            body=None if body is None else json.dumps(body).encode(),
+            body=None if content is None else json.dumps(content).encode(),
             headers={
                 "Content-Type": "application/json",
                 **self._authorization(),
@@ -158,10 +167,10 @@ class Transport:
             raise WrongAddress(
                 f"{method} {self._url}{path}: {answer.status} to {location}: give that as the URL"
             )
-        content = _json_object(answer.data)
+        answered = _json_object(answer.data)
         if answer.status >= 400:
-            raise _refusal(answer.status, content)
-        return content, etag
+            raise _refusal(answer.status, answered)
+        return answered, etag
 
     def _authorization(self) -> Mapping[str, str]:
         try:

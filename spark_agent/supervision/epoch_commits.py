@@ -46,6 +46,8 @@ class _Attempt:
     """A commit that the service may have taken, with the late rows and corrections that it brings."""
 
     epoch: int
+    planned_ms: int
+    """The wall clock when its trigger began: Spark polled the sources after that."""
     stages: Mapping[str, StageProgress | None]
     late: Mapping[str, int]
     corrections: Mapping[str, int]
@@ -180,7 +182,7 @@ class EpochCommits:
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
-            applied = self._commit_once(run, batch.epoch, stages)
+            applied = self._commit_once(run, batch, stages)
             self._joined.acknowledge(batch.epoch)
         except StaleEpoch as error:
             self._warn_of_old_checkpoint(batch, error)
@@ -203,7 +205,7 @@ class EpochCommits:
         self.committed = replace(self.committed, progress=progress)
 
     def _commit_once(
-        self, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
+        self, run: int, batch: CommittedBatch, stages: Mapping[str, StageProgress | None]
     ) -> Mapping[str, int]:
         """Commit an epoch with all late rows and corrections not counted yet, and count none twice.
 
@@ -212,13 +214,13 @@ class EpochCommits:
         adds nothing.
         """
         earlier = self._attempt
-        if earlier is not None and earlier.epoch != epoch and earlier.brings_counts:
+        if earlier is not None and earlier.epoch != batch.epoch and earlier.brings_counts:
             with suppress(StaleEpoch, InputAhead):
                 self._send(run, earlier)
         elif earlier is not None:
             self._late.update(earlier.late)
             self._corrections.update(earlier.corrections)
-        attempt = _Attempt(epoch, stages, +self._late, +self._corrections)
+        attempt = _Attempt(batch.epoch, batch.triggered_ms, stages, +self._late, +self._corrections)
         self._late.clear()
         self._corrections.clear()
         return self._send(run, attempt)
@@ -235,6 +237,7 @@ class EpochCommits:
                 attempt.stages,
                 late=attempt.late,
                 corrections=attempt.corrections,
+                planned_ms=attempt.planned_ms,
             )
         except (StaleEpoch, InputAhead):
             self._attempt = None

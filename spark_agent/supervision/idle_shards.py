@@ -32,11 +32,6 @@ _RENEWALS_PER_LEASE: Final = 3
 NO_BACKLOG: Final = RangeReport(records=0, backlog=0)
 SOME_BACKLOG: Final = RangeReport(backlog=1)
 """A backlog of unknown size: files are counted, not their rows."""
-UNPROVED: Final = RangeReport(backlog=0)
-"""Without a number of records, a report proves nothing about the time before it."""
-_LATE_MS: Final = 1_000
-"""The longest delay with which a commit still proves that shards were quiet. It covers the delays of
-Spark's notification and of the request."""
 
 
 class QuietWatch:
@@ -72,10 +67,6 @@ class QuietWatch:
         self._found_nothing_ms: int | None = None
         self._watch_again_ms: int | None = None
         self._report_again_ms: int | None = None
-        self._committed_ms: int | None = None
-        """When the service had answered the last commit, on the wall clock."""
-        self._is_in_doubt = False
-        """True from before a commit until its answer: the service may have taken an attempt."""
 
     @property
     def due_ms(self) -> int | None:
@@ -92,18 +83,13 @@ class QuietWatch:
         A shard with rows whose task could not report has a backlog, too: by the commit alone it would
         look quiet. Its report is pending, and ends the backlog. A shard that is denied was reported, or
         is read by a task of the next batch.
-
-        By a late commit, all other shards would look quiet until now.
         """
-        is_late = self._is_late(batch)
-        self._is_in_doubt = True
         for stage, topics in self._stages.topics.items():
             self._positions[stage] = positions(batch.read, topics)
         for stage in self._stages.watched:
             of_batch = (self._tallies, self._query.name, stage, batch.epoch)
             unreported = unreported_shards(*of_batch).intersection(self._not_final[stage])
-            reports = self._unproved(stage) if is_late else {}
-            reports |= dict.fromkeys(unreported, SOME_BACKLOG) | self._may_have_more(stage, batch)
+            reports = dict.fromkeys(unreported, SOME_BACKLOG) | self._may_have_more(stage, batch)
             left = reports.keys() - (shards_with_rows(*of_batch) - unreported)
             self._report_backlog(reporter, stage, {each: reports[each] for each in left})
 
@@ -112,27 +98,8 @@ class QuietWatch:
 
         The commit applies the tasks' own reports, and a task does not know what is behind its rows.
         """
-        self._committed_ms = self._clock.wall_ms()
-        self._is_in_doubt = False
         for stage in self._stages.topics:
             self._report_backlog(reporter, stage, self._unread(stage, batch))
-
-    def _is_late(self, batch: CommittedBatch) -> bool:
-        """Return whether a commit now proves less than the service takes it for.
-
-        The service dates a commit by its arrival: a batch was planned after the arrival of the commit
-        before it, and has found nothing in quiet shards until its own. Neither holds if a commit is
-        delayed or repeated, since the query goes on meanwhile, and may be reading rows of these shards.
-        """
-        limit_ms = batch.triggered_ms + _LATE_MS
-        is_planned_before = self._committed_ms is not None and limit_ms < self._committed_ms
-        is_overdue = limit_ms + batch.duration_ms < self._clock.wall_ms()
-        return self._is_in_doubt or is_planned_before or is_overdue
-
-    def _unproved(self, stage: str) -> dict[str, RangeReport]:
-        at = self._positions.get(stage, {})
-        shards = self._not_final[stage]
-        return {each: replace(UNPROVED, position=at.get(each, "")) for each in shards}
 
     def _report_backlog(
         self, reporter: DriverReporter, stage: str, reports: Mapping[str, RangeReport]

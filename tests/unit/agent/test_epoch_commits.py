@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -111,6 +112,20 @@ def test_a_service_that_is_away_for_one_commit_counts_late_rows_once_and_whole()
         commits.commit(7)
         assert commits.uncommitted is None
     assert told(server) == [(4, {"k": 3}), (4, {"k": 3})]
+
+
+def test_each_commit_is_dated_by_the_trigger_of_its_batch() -> None:
+    """Also one that is repeated before a later one, for its late rows."""
+    now_ms = FakeClock().now_ms
+    with Answers(AWAY, TAKEN) as server:
+        commits = epoch_commits(server)
+        commits.add(replace(late(4, k=3), triggered_ms=now_ms - 900))
+        with pytest.raises(Unavailable):
+            commits.commit(7)
+        commits.add(replace(late(5), triggered_ms=now_ms - 200))
+        commits.commit(7)
+    dated = [(asked.body["epoch"], asked.body["evidence_age_ms"]) for asked in server.asked]
+    assert dated == [(4, 900), (4, 900), (5, 200)]
 
 
 def test_late_rows_of_batches_that_were_never_committed_come_with_the_latest() -> None:

@@ -15,7 +15,7 @@ from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.driver_reporter import DriverReporter
-from spark_agent.supervision.idle_shards import SOME_BACKLOG, UNPROVED, QuietWatch
+from spark_agent.supervision.idle_shards import SOME_BACKLOG, QuietWatch
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from tests.unit.agent.answers import FakeClock
 from tests.unit.agent.queries import source, started
@@ -77,53 +77,6 @@ def test_a_shard_whose_report_was_dropped_has_a_backlog_before_its_epoch_is_comm
     tallies: Tallies, unread: list[str]
 ) -> None:
     """By the commit alone, the shard would look quiet in the very batch that has its rows."""
-    clock = FakeClock()
-    batch = CommittedBatch(4, 0, triggered_ms=clock.now_ms)
-    found = reported_before_commit(quiet_watch(tallies, clock), batch)
+    watch = quiet_watch(tallies, FakeClock())
+    found = reported_before_commit(watch, CommittedBatch(4, 0))
     assert found == dict.fromkeys(unread, SOME_BACKLOG)
-
-
-def commit(watch: QuietWatch, batch: CommittedBatch) -> dict[str, RangeReport]:
-    """Commit a batch; return the reports before."""
-    found = reported_before_commit(watch, batch)
-    watch.report_unread(cast("DriverReporter", None), batch)
-    return found
-
-
-def test_a_commit_in_time_leaves_quiet_shards_alone() -> None:
-    clock = FakeClock()
-    watch = quiet_watch({}, clock)
-    for epoch in (4, 5):
-        batch = CommittedBatch(epoch, 0, duration_ms=300, triggered_ms=clock.now_ms)
-        clock.now_ms += 400
-        assert commit(watch, batch) == {}
-
-
-def test_a_commit_that_is_overdue_proves_nothing_about_quiet_shards() -> None:
-    """The next batch may be reading them: its plan was not later than this commit's arrival."""
-    clock = FakeClock()
-    batch = CommittedBatch(4, 0, duration_ms=300, triggered_ms=clock.now_ms)
-    clock.now_ms += 5_000
-    tallies = {("q", "s", 4): tally("a")}
-    assert commit(quiet_watch(tallies, clock), batch) == {"b": UNPROVED}
-
-
-def test_a_batch_from_before_the_answer_to_the_last_commit_proves_nothing() -> None:
-    """The service takes it for one that was planned after that."""
-    clock = FakeClock()
-    watch = quiet_watch({}, clock)
-    commit(watch, CommittedBatch(4, 0, duration_ms=9_000, triggered_ms=clock.now_ms))
-    planned_ms = clock.now_ms - 2_000
-    batch = CommittedBatch(5, 0, duration_ms=2_100, triggered_ms=planned_ms)
-    assert commit(watch, batch) == {"a": UNPROVED, "b": UNPROVED}
-    batch = CommittedBatch(6, 0, triggered_ms=clock.now_ms)
-    assert commit(watch, batch) == {}
-
-
-def test_a_commit_that_is_repeated_proves_nothing() -> None:
-    """The service may have taken an attempt that it could not answer."""
-    clock = FakeClock()
-    watch = quiet_watch({}, clock)
-    batch = CommittedBatch(4, 0, triggered_ms=clock.now_ms)
-    assert reported_before_commit(watch, batch) == {}
-    assert commit(watch, batch) == {"a": UNPROVED, "b": UNPROVED}
