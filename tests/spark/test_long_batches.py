@@ -58,14 +58,7 @@ def healths(flow: Flow) -> dict[str, str]:
 def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, stuck: Path) -> None:
     """Figures 3-12 and 3-13: both watermarks stand still, and both lags grow."""
     with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
-        read = flow.readings()
-        rows = pipeline.source(
-            read.mapInPandas(_hanging(stuck), read.schema),
-            stage=SOURCE,
-            shard="sensor",
-            event_time="at",
-            strategy=BOUND,
-        )
+        rows = _hanging_source(flow, pipeline, stuck)
         rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
         counted = rows.groupBy(F.window("at", "10 seconds"), "key").agg(F.count("*").alias("rows"))
         frame = pipeline.report(counted, stage=COUNTS)
@@ -113,14 +106,7 @@ def test_a_keyed_stage_that_was_idle_has_a_worker_in_the_batch_after(
     spec = {**SPEC, SOURCE: {"shards": SHARDS, "idle": idle}}
     options: Any = {"spark": flow.spark, "poll": "50 ms", "lease_ttl": "60 s"}
     with Pipeline(flow.url, JOB, spec, **options) as pipeline:
-        read = flow.readings()
-        rows = pipeline.source(
-            read.mapInPandas(_hanging(stuck), read.schema),
-            stage=SOURCE,
-            shard="sensor",
-            event_time="at",
-            strategy=BOUND,
-        )
+        rows = _hanging_source(flow, pipeline, stuck)
         rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
         flow.write([Reading(sensor, "a", 20) for sensor in SHARDS])
         query = flow.start(pipeline, pipeline.report(rows, stage=COUNTS, event_time="at"))
@@ -165,6 +151,18 @@ def _hanging(stuck: Path) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.Data
             yield frame
 
     return hang
+
+
+def _hanging_source(flow: Flow, pipeline: Pipeline, stuck: Path) -> DataFrame:
+    """Read the shards in batches that hang before their rows."""
+    read = flow.readings()
+    return pipeline.source(
+        read.mapInPandas(_hanging(stuck), read.schema),
+        stage=SOURCE,
+        shard="sensor",
+        event_time="at",
+        strategy=BOUND,
+    )
 
 
 def _held_by(stuck: Path) -> Callable[[int], int]:

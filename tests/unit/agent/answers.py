@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from typing_extensions import override
+
+from tests.support.loopback import Loopback
 
 
 @dataclass(frozen=True)
@@ -25,34 +28,18 @@ class Asked:
     body: Any
 
 
-class Answers:
+class Answers(Loopback):
     """Gives one answer after the other; the last one again and again."""
 
     def __init__(self, *answers: Answer) -> None:
+        super().__init__()
         self.asked: list[Asked] = []
         self._left = list(answers)
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _answer(self) -> None:
-                outer.answer(self)
-
-            do_GET = do_PUT = do_POST = _answer  # noqa: N815  (the base class has it)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        length = int(request.headers.get("Content-Length") or 0)
-        body = json.loads(request.rfile.read(length)) if length else None
-        self.asked.append(Asked(request.command, request.path, dict(request.headers), body))
+    @override
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        read = json.loads(body) if body else None
+        self.asked.append(Asked(request.command, request.path, dict(request.headers), read))
         answer = self.choose(request.path)
         text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
         data = b"" if answer.status == 304 else text.encode()
@@ -65,15 +52,6 @@ class Answers:
 
     def choose(self, path: str) -> Answer:
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]
-
-    def __enter__(self) -> Answers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 class Routes(Answers):
