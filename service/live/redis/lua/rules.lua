@@ -124,8 +124,7 @@ end
 -- A series of commits is {since, last, count, before the last, arrived}.
 local function next_commit(series, now, after, age)
   local at = now - age
-  local is_broken = not series or age >= after or now < series[5] or now - series[5] >= after
-  if is_broken then return {now, at, 1, at, now} end
+  if not series or now < series[5] or now - series[5] >= after then return {now, at, 1, at, now} end
   return {series[1], math.max(series[2], at), series[3] + 1, math.min(series[2], at), now}
 end
 
