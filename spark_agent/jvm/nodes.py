@@ -189,6 +189,10 @@ class Node:
     """Options that limit the rows of a source in one batch."""
     format_with_limits: str = ""
     """Format of a source whose batch may leave rows unread without an option for it."""
+    paths: frozenset[str] = frozenset()
+    """Qualified paths of a source's files, perhaps patterns; empty: not a source of files."""
+    format: str = ""
+    """Format of a source, or the name of its table."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
     windows: Mapping[int, WindowGrid] = field(default_factory=dict[int, WindowGrid])

@@ -29,9 +29,11 @@ from spark_agent.jvm.nodes import (
 )
 from spark_agent.jvm.relations import (
     control_of,
+    format_of,
     format_with_limits,
     limits_of,
     logs_source_of,
+    paths_of,
     topics_source_of,
 )
 from spark_agent.jvm.windows import extremes_of, gaps_of, window_times_of, windows_of
@@ -53,6 +55,7 @@ class PlanReader:
 
     def __init__(self, spark: SparkSession) -> None:
         jvm: JavaObject = spark._jvm
+        self._spark = spark
         self._optimizer: JavaObject = spark._jsparkSession.sessionState().optimizer()
         package = jvm.org.apache.spark.sql.catalyst.analysis
         self._joins: JavaObject = getattr(getattr(package, "StreamingJoinHelper$"), "MODULE$")
@@ -137,6 +140,8 @@ class PlanReader:
             topics_source=topics_source_of(node) if name == "StreamingRelationV2" else None,
             limits=limits_of(node),
             format_with_limits=format_with_limits(node),
+            paths=paths_of(node, self._spark),
+            format=format_of(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
             window_times=window_times_of(node),

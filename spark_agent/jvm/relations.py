@@ -1,4 +1,5 @@
 # pyright: basic
+# ruff: noqa: SLF001
 """Streaming relations of a query's plan: its sources, with their options.
 
 Spark's objects are not public API. See also `spark_agent.jvm.plan`.
@@ -8,8 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.catalyst import items
+from spark_agent.jvm.checkpoint import configuration
 from spark_agent.jvm.nodes import Control, LateFate, LogsSource, TopicsSource
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.kafka import (
@@ -45,7 +50,7 @@ rest. Others may have limits of their own: a Delta table reads a thousand files 
 
 def limits_of(node: JavaObject) -> tuple[str, ...]:
     """Return the options of a relation that limit its rows in one batch, in lower case."""
-    return tuple(sorted(_LIMITS & set(_options(node))))
+    return tuple(sorted(_LIMITS & _options(node).keys()))
 
 
 def control_of(node: JavaObject) -> Control | None:
@@ -91,23 +96,55 @@ def topics_source_of(node: JavaObject) -> TopicsSource | None:
 
 def format_with_limits(node: JavaObject) -> str:
     """Return the format of a source that may limit its batches without an option; empty: it does not."""
-    match node.nodeName():
-        case "StreamingRelation":
-            name = str(node.dataSource().className())
-        case "StreamingRelationV2":
-            name = str(node.sourceName())
-        case _:
-            return ""
+    name = format_of(node)
     return "" if name.lower() in _UNLIMITED else name
 
 
-def _options(node: JavaObject) -> list[str]:
-    """Return the names of a streaming relation's options, in lower case."""
+def format_of(node: JavaObject) -> str:
+    """Return the format of a source, or the name of its table; empty: not a source."""
     match node.nodeName():
         case "StreamingRelation":
-            names = items(node.dataSource().options().keys().toSeq())
+            return str(node.dataSource().className())
         case "StreamingRelationV2":
-            names = list(node.extraOptions().keySet().toArray())
+            return str(node.sourceName())
         case _:
-            names = []
-    return [str(name).lower() for name in names]
+            return ""
+
+
+def paths_of(node: JavaObject, spark: SparkSession) -> frozenset[str]:
+    """Return the qualified paths that a relation reads; empty: it does not read files.
+
+    A relation of a table has the table's location among its options.
+    """
+    options = _options(node)
+    if format_of(node) == LOGS:
+        return frozenset({f"file:{options['folder']}"})
+    return frozenset({_qualified(options["path"], spark)} if options.get("path") else ())
+
+
+def _qualified(text: str, spark: SparkSession) -> str:
+    """Return a path with its file system, from the root on."""
+    jvm: JavaObject = spark._jvm
+    try:
+        path = jvm.org.apache.hadoop.fs.Path(text)
+        files = path.getFileSystem(configuration(spark))
+        return str(files.makeQualified(path).toString())
+    except Py4JJavaError:
+        # A format of another kind has its own meaning of a path.
+        return text
+
+
+def _options(node: JavaObject) -> dict[str, str]:
+    """Return a streaming relation's options, with names in lower case."""
+    match node.nodeName():
+        case "StreamingRelation":
+            found = {
+                str(name): str(node.dataSource().options().apply(name))
+                for name in items(node.dataSource().options().keys().toSeq())
+            }
+        case "StreamingRelationV2":
+            options = node.extraOptions()
+            found = {str(name): str(options.get(name)) for name in options.keySet().toArray()}
+        case _:
+            found = {}
+    return {name.lower(): value for name, value in found.items()}

@@ -9,7 +9,9 @@ ends in the order of the plan, up to four sources, and beyond that in any order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Final
 
 from spark_agent.client.spec import StageSpec, ancestors, upstream
@@ -21,6 +23,9 @@ from spark_agent.soundness.query_stages import controlled, stage_of
 _ORDERED_SOURCES: Final = 4
 """The largest number of sources whose ends Spark fixes in the order of the plan: a map in Scala keeps
 the order of so many entries."""
+_PATTERN: Final = frozenset("*?[{\\")
+_ALTERNATIVES: Final = frozenset("[{\\")
+"""Signs of patterns of Hadoop's that `fnmatch` reads in another way, or not at all."""
 
 
 def check_second_readings(
@@ -38,24 +43,58 @@ def check_second_readings(
     if not trigger.is_available_now:
         return
     readings = list(_readings(plan, ""))
-    second: dict[str, list[Node]] = {}
     for control, union in controlled(plan):
+        above = ancestors(stages, control.stage)
+        # The watermark of another query's stage is capped by what its readings have at the start.
+        reads_others = bool(upstream(stages, control.stage, executed))
         unreported = [leaf for leaf, stage in _readings(union.children[1], "") if not stage]
-        second.setdefault(control.stage, []).extend(unreported)
-    for stage, unreported in second.items():
-        # One reading is of each stage above that another query executes: its watermark is capped.
-        others = upstream(stages, stage, executed)
-        if len(unreported) <= len(others):
-            continue
-        above = ancestors(stages, stage)
-        first = [at for at, (_, source) in enumerate(readings) if source in above]
-        if not first:
-            continue
-        at = min(
-            i for i, (leaf, _) in enumerate(readings) if any(leaf is each for each in unreported)
-        )
-        if sources > _ORDERED_SOURCES or at < max(first):
-            raise UnsoundPlanError(_error(stage, readings[first[0]][1], sources))
+        for at, (second, _) in enumerate(readings):
+            if not any(second is each for each in unreported):
+                continue
+            for first_at, (first, source) in enumerate(readings):
+                if source not in above or (reads_others and not may_share_rows(first, second)):
+                    continue
+                if sources > _ORDERED_SOURCES or at < first_at:
+                    raise UnsoundPlanError(_error(control.stage, source, sources))
+
+
+def may_share_rows(one: Node, other: Node) -> bool:
+    """Return whether two sources may read the same rows: of a path, a topic, or a format of its own.
+
+    >>> def files(path: str) -> Node:
+    ...     return Node("StreamingRelation", paths=frozenset({path}))
+    >>> may_share_rows(files("file:/taps"), files("file:/taps"))
+    True
+    >>> may_share_rows(files("file:/taps"), files("file:/pipes"))
+    False
+    """
+    if one.paths or other.paths:
+        pairs = itertools.product(one.paths, other.paths)
+        return any(_may_overlap(*pair) for pair in pairs)
+    if one.topics_source is None or other.topics_source is None:
+        return one.format == other.format
+    topics = one.topics_source.topics, other.topics_source.topics
+    # By a pattern, or by partitions, a source may read any topic.
+    return not all(topics) or bool(topics[0] & topics[1])
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    """Return whether a path may have files of another path, or of a folder within.
+
+    >>> _may_overlap("file:/in", "file:/in/taps/"), _may_overlap("file:/in", "file:/in-2")
+    (True, False)
+    >>> _may_overlap("file:/in/tap*", "file:/in/taps"), _may_overlap("file:/in/tap*", "file:/in/out")
+    (True, False)
+    """
+    segments = zip(one.rstrip("/").split("/"), other.rstrip("/").split("/"), strict=False)
+    return all(_may_equal(*pair) for pair in segments)
+
+
+def _may_equal(one: str, other: str) -> bool:
+    patterns = [each for each in (one, other) if _PATTERN.intersection(each)]
+    if len(patterns) == 1 and not _ALTERNATIVES.intersection(patterns[0]):
+        return fnmatchcase(other if patterns[0] is one else one, patterns[0])
+    return bool(patterns) or one == other
 
 
 def _readings(node: Node, stage: str) -> Iterator[tuple[Node, str]]:
@@ -76,8 +115,9 @@ def _error(stage: str, source: str, sources: int) -> str:
     if sources > _ORDERED_SOURCES:
         return (
             f"{found}. The plan has {sources} sources, and beyond {_ORDERED_SOURCES} the reading with "
-            f"source() may end last: rows that only it has would be late in the next run. Use another "
-            f"trigger, or fewer sources"
+            f"source() may end last: rows that only it has would be late in the next run. Each reading "
+            f"counts, each watermarked(), and each source() that is throttled or promises by the clock. "
+            f"Use another trigger, or fewer sources"
         )
     return (
         f"{found}. The reading with source() would end last, and rows that only it has would be late in "

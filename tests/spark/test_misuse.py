@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline
 from spark_agent.client.errors import DeclaredOtherwise
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.plan import PlanReader
+from spark_agent.soundness.second_readings import may_share_rows
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,
@@ -217,6 +219,30 @@ def test_a_self_join_whose_second_reading_ends_before_the_source(flow: Flow) -> 
             flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
         frame = self_join(flow, pipeline, source_first=True)
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+
+
+def test_the_paths_of_a_plan_s_files(alone: Flow) -> None:
+    """A relative path, a table, and a pattern are the same data as the folder's qualified path."""
+    alone.write(steady(range(3)))
+    reader = alone.spark.readStream.schema("sensor string, key string, at timestamp").format("json")
+    alone.spark.sql(f"CREATE TABLE in_place (key string) USING json LOCATION '{alone.inbox}'")
+    try:
+        frames = [
+            reader.load(str(alone.inbox)),
+            reader.load(os.path.relpath(alone.inbox)),
+            alone.spark.readStream.table("in_place"),
+            reader.load(f"{alone.inbox.parent}/inb*"),
+            reader.load(str(alone.output)),
+        ]
+        plans = PlanReader(alone.spark)
+        own, *same, other = [
+            next(node for node in plans.read(each).walk() if node.is_source) for each in frames
+        ]
+        assert own.paths == {f"file:{alone.inbox}"}
+        assert [may_share_rows(own, each) for each in same] == [True, True, True]
+        assert not may_share_rows(own, other)
+    finally:
+        alone.spark.sql("DROP TABLE in_place")
 
 
 @pytest.mark.parametrize("bound", ["later", None, 1.5, True])

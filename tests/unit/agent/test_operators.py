@@ -35,10 +35,16 @@ SOURCE = "tidegauge.source.1.taps"
 RANGES = "tidegauge.ranges.2.hourly"
 
 
-def relation(*, limits: tuple[str, ...] = (), format_with_limits: str = "") -> Node:
+def relation(
+    *, limits: tuple[str, ...] = (), format_with_limits: str = "", path: str = "file:/taps"
+) -> Node:
     output = (Column(1, "at"), KEY)
     return Node(
-        "StreamingRelation", output=output, limits=limits, format_with_limits=format_with_limits
+        "StreamingRelation",
+        output=output,
+        limits=limits,
+        format_with_limits=format_with_limits,
+        paths=frozenset({path}),
     )
 
 

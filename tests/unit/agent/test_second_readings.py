@@ -6,9 +6,9 @@ import pytest
 
 from spark_agent.client.spec import read_spec
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import Node
+from spark_agent.jvm.nodes import Node, TopicsSource
 from spark_agent.jvm.writer import Trigger
-from spark_agent.soundness.second_readings import check_second_readings
+from spark_agent.soundness.second_readings import check_second_readings, may_share_rows
 from tests.unit.agent.queries import CONTINUOUS, NIGHTLY
 from tests.unit.agent.test_operators import join, relation, source, watermarked
 
@@ -48,12 +48,51 @@ def test_more_sources_end_in_any_order() -> None:
         check(joined(source(), relation()), sources=5)
 
 
-def test_a_reading_of_another_query_s_output_ends_in_any_order() -> None:
-    """Its watermark is capped at the start of the run."""
-    check(joined(relation(), source(), "both"), "both")
-    third = watermarked(relation(), "both")
-    with pytest.raises(UnsoundPlanError, match="availableNow fixes the end"):
-        check(join(joined(relation(), source(), "both"), third, None), "both")
+def test_readings_of_other_queries_outputs_end_in_any_order() -> None:
+    """Their watermark is capped at the start of the run."""
+    outputs = relation(path="file:/pipes"), relation(path="file:/pipes-by-hour")
+    check(joined(outputs[0], source(), "both"), "both", sources=5)
+    check(join(joined(outputs[0], source(), "both"), watermarked(outputs[1], "both"), None), "both")
+
+
+def test_a_second_reading_is_known_by_its_data_and_not_by_their_number() -> None:
+    """The stage `pipes` is not read at all: one reading beside the source is not its output."""
+    with pytest.raises(UnsoundPlanError, match=r"'both'.* source 'taps'.* Put it first"):
+        check(joined(relation(), source(), "both"), "both")
+    check(joined(source(), relation(), "both"), "both")
+
+
+def topics(*names: str) -> Node:
+    found = TopicsSource("", frozenset(names))
+    return Node(
+        "StreamingRelationV2", output=relation().output, topics_source=found, format="kafka"
+    )
+
+
+def table(name: str) -> Node:
+    return Node("StreamingRelationV2", output=relation().output, format=name)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shares"),
+    [
+        (relation(path="file:/in"), relation(path="file:/in/taps"), True),
+        (relation(path="file:/in/*/taps"), relation(path="file:/in/north"), True),
+        (relation(path="file:/in/[a-m]*"), relation(path="file:/in/{n,t}aps"), True),
+        (relation(path="file:/in/tap?"), relation(path="file:/in/pipes"), False),
+        (relation(path="file:/in"), relation(path="hdfs://host/in"), False),
+        (topics("taps"), topics("pipes", "taps"), True),
+        (topics("taps"), topics("pipes"), False),
+        (topics("taps"), topics(), True),
+        (topics("taps"), relation(), False),
+        (relation(), table("taps"), False),
+        (table("taps"), table("taps"), True),
+        (table("taps"), table("pipes"), False),
+    ],
+)
+def test_data_that_two_readings_may_share(first: Node, second: Node, *, shares: bool) -> None:
+    assert may_share_rows(first, second) is shares
+    assert may_share_rows(second, first) is shares
 
 
 def test_one_reading_of_a_source_is_left_alone() -> None:
