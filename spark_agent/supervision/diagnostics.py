@@ -110,11 +110,11 @@ def removed_message(query: str, error: UnknownStage) -> str:
 
 
 def limit_message(query: str, error: LimitReached) -> str:
-    """Return why a bounded query fails whose shards cannot join their source."""
+    """Return why a query fails whose shards, or whose job, exceed a limit of the service."""
     return (
-        f"tidegauge: query {query} cannot make its sources final: {error}. "
-        f"Raise that setting of the service, or have fewer shards or key ranges; then start it "
-        f"again from its checkpoint"
+        f"tidegauge: query {query} cannot go on within a limit of the service: {error}. A watermark "
+        f"without its shards would pass their rows, so no epoch is committed. Raise that setting of the "
+        f"service, or have fewer shards or key ranges; then start the query again from its checkpoint"
     )
 
 

@@ -289,7 +289,7 @@ class Supervisor:
         except UnknownStage as error:
             self._stop_if_wanted(removed_message(self.query.name, error))
         except (OldCheckpointError, FinalSourceError, QueryFailedError) as error:
-            # The service was away when the query was started, or a topic was made again.
+            # The service was away at the start, a topic was made again, or a shard cannot join.
             self.running.fail(str(error))
         except Exception as error:  # noqa: BLE001  (whatever it is)
             # Without its supervisor, the query would go on unreported, and might end well.
@@ -318,7 +318,8 @@ class Supervisor:
         """Supervise the query to its end.
 
         Raises `StaleRun`, `UnknownStage`, `OldCheckpointError` or `FinalSourceError` if its stages are
-        not, or no longer, its own, and `QueryFailedError` if a topic was made again.
+        not, or no longer, its own, and `QueryFailedError` if a topic was made again, or the service has
+        no room for new shards.
         """
         pause_ms = _TICK_MS
         began_ms = self._clock.steady_ms()
@@ -334,10 +335,11 @@ class Supervisor:
                 # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
                 self._complete.verify_soon()
+            except LimitReached as error:
+                # Without the shards, no epoch may be committed, however long the query would go on.
+                raise QueryFailedError(limit_message(self.query.name, error)) from error
             except AggregatorError as error:
                 self._log_error(error)
-                if isinstance(error, LimitReached):
-                    self._on_limit(error)
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             except Py4JError as error:
@@ -398,14 +400,6 @@ class Supervisor:
         if logged_ms is None or now_ms - logged_ms >= _LOG_AGAIN_MS:
             self._logged[type(error)] = now_ms
             _log.warning("query %s: %s; retrying", self.query.name, error)
-
-    def _on_limit(self, error: LimitReached) -> None:
-        """Fail a query that would never end, since shards of its sources cannot join.
-
-        Others go on, and retry: as soon as there is room, their shards join.
-        """
-        if self.query.bounded and self.running.failure is None:
-            self.running.fail(limit_message(self.query.name, error))
 
     def _on_fenced(self, error: StaleRun) -> None:
         current = error.problem.get("run")

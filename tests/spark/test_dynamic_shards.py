@@ -232,10 +232,12 @@ def test_a_bounded_query_whose_shards_cannot_join_fails_and_can_be_continued(
         assert not with_windows or flow.counted() == windows(readings)
 
 
-def test_an_epoch_waits_until_its_new_shards_have_joined_also_in_the_next_run(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_query_whose_shard_cannot_join_fails_and_goes_on_in_the_next_run(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The service has not room for the new shard: committed without it, the epoch passed its rows."""
+    """The service has not room for the new shard: committed without it, the epoch passed its rows. The
+    query went on without a commit, for as long as it ran.
+    """
     folder = tmp_path / "small"
     folder.mkdir()
     left = [Reading("left", "a", second) for second in range(60)]
@@ -243,10 +245,15 @@ def test_an_epoch_waits_until_its_new_shards_have_joined_also_in_the_next_run(
     with Service(folder, environment={"TIDEGAUGE_MAX_RANGES_PER_JOB": str(1 + RANGES)}) as service:
         flow = Flow(spark, service.url, tmp_path)
         flow.write([*left, *right])
-        with pipeline(flow) as running:
-            flow.start(running, flow.counts(running))
-            until(lambda: "TIDEGAUGE_MAX_RANGES_PER_JOB" in caplog.text, "it cannot join")
+        for _ in range(2):
+            with pipeline(flow) as running:
+                query = flow.start(running, flow.counts(running))
+                with pytest.raises(StreamingQueryException, match="TIDEGAUGE_MAX_RANGES_PER_JOB"):
+                    query.awaitTermination(DEADLINE_S)
             assert flow.output_of(SOURCE) == -1
+            [run, *_] = flow.client.runs(JOB)["runs"]
+            assert run["outcome"] == "failed"
+            assert "TIDEGAUGE_MAX_RANGES_PER_JOB" in (run["because"] or "")
         assert flow.client.commits(JOB, SOURCE)["epoch"] is None
     with Service(folder) as service:
         flow.url, flow.client = service.url, Client(service.url)
