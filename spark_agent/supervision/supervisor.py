@@ -339,6 +339,7 @@ class Supervisor:
                 # Without the shards, no epoch may be committed, however long the query would go on.
                 raise QueryFailedError(limit_message(self.query.name, error)) from error
             except AggregatorError as error:
+                self._storage.interrupt()
                 self._log_error(error)
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
+import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_agent.client.client import Client
-from spark_agent.clock import SystemClock
+from spark_agent.clock import Clock, SystemClock
+from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.started_query import StartedQuery
 from spark_agent.strategies import Rows
+from spark_agent.supervision import storage_errors
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.supervisor import Notes, Supervisor
+from tests.unit.agent.answers import FakeClock
 from tests.unit.agent.queries import NoNotes, source, started
 
 
@@ -24,14 +31,20 @@ def no_run(stages: Sequence[str]) -> int:
 
 
 def supervisor_of(
-    query: StartedQuery, notes: Notes, open_run: Callable[[Sequence[str]], int] = no_run
+    query: StartedQuery,
+    notes: Notes,
+    open_run: Callable[[Sequence[str]], int] = no_run,
+    *,
+    running: RunningQuery | None = None,
+    run: int | None = None,
+    clock: Clock | None = None,
 ) -> Supervisor:
-    clock = SystemClock()
+    clock = clock or SystemClock()
     return Supervisor(
         query,
-        RunningQuery(cast("SparkSession", None)),
-        client=Client("http://127.0.0.1:1", patience_ms=1, clock=clock),
-        run=None,
+        running or RunningQuery(cast("SparkSession", None)),
+        client=Client("http://127.0.0.1:1", patience_ms=1, clock=SystemClock()),
+        run=run,
         open_run=open_run,
         tallies={},
         in_flight={},
@@ -41,6 +54,17 @@ def supervisor_of(
         resumed_after=-1,
         clock=clock,
     )
+
+
+def until(
+    reached: Callable[[], bool], what: str, between: Callable[[int], object] = lambda _: None
+) -> None:
+    """Wait for a condition, with `between` called with the milliseconds that have passed."""
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+        between(1_000)
 
 
 class BrokenNotes(NoNotes):
@@ -87,3 +111,57 @@ def test_a_start_that_fails_opens_no_run_however_late_the_service_returns() -> N
     supervisor.join(60_000)
     assert not supervisor.alive
     assert opened == []
+
+
+class FailsAtTimes(RunningQuery):
+    """A query whose topics cannot be read just when `fails` is set."""
+
+    fails = True
+    reads = 0
+
+    def topic_ids(self) -> dict[str, str]:
+        self.reads += 1
+        if self.fails:
+            self.fails = False
+            raise Py4JError("the disk is away")
+        return {}
+
+
+def test_errors_of_the_storage_with_steps_between_that_fail_at_the_service_are_not_one() -> None:
+    """Two errors of a moment, a minute apart, ended a query while the service was away."""
+    query = started([source("s")])
+    query = replace(query, stages=replace(query.stages, reads_topics=True))
+    running, clock = FailsAtTimes(cast("SparkSession", None)), FakeClock()
+    supervisor = supervisor_of(query, NoNotes(), running=running, run=7, clock=clock)
+    supervisor.start()
+
+    def wake(_: int) -> None:
+        supervisor.notify(CommittedBatch(0, 0))
+
+    until(lambda: "127.0.0.1:1" in supervisor.last_error, "it fails at the service", wake)
+    clock.pause(storage_errors.PATIENCE_MS)
+    running.fails = True
+    reads = running.reads
+    until(
+        lambda: running.reads > reads + 1 or running.failure is not None,
+        "the topics were read again after another error",
+        wake,
+    )
+    assert running.failure is None
+    supervisor.abandon("the test has ended")
+    until(lambda: not supervisor.alive, "it gives up", clock.pause)
+
+
+def test_errors_of_the_storage_for_longer_than_its_patience_fail_the_query() -> None:
+    clock = FakeClock()
+    errors = storage_errors.StorageErrors("q", clock)
+    errors.note(Py4JError("the disk is away"))
+    errors.interrupt()
+    errors.check()
+    clock.pause(storage_errors.PATIENCE_MS)
+    errors.note(Py4JError("the disk is away"))
+    clock.pause(storage_errors.PATIENCE_MS - 1)
+    errors.note(Py4JError("the disk is away"))
+    clock.pause(1)
+    with pytest.raises(QueryFailedError, match="the disk is away"):
+        errors.note(Py4JError("the disk is away"))
