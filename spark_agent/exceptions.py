@@ -180,6 +180,10 @@ class QueryFailedError(Exception):
     """A query must not run another batch. The message has the reason."""
 
 
+class SparkLostError(Exception):
+    """Spark's JVM does not answer any more."""
+
+
 class StrategyError(Exception):
     """A strategy of the user's own has failed, or has returned an invalid value. The message names the
     stage, the shard and the value.

@@ -8,6 +8,7 @@ Spark's listener and the objects behind it are not public API. See also `spark_a
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
@@ -24,6 +26,8 @@ from spark_agent.jvm.nodes import LateFate
 from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import Offset
 from spark_agent.sources.kafka import Offsets, offsets_of
+
+_log: Final = logging.getLogger("spark_agent")
 
 _LONGEST_NAME: Final = 256
 """The longest name of a program that the service accepts, in characters."""
@@ -180,8 +184,11 @@ class Listener:
         self._queries.addListener(self._listener)
 
     def close(self) -> None:
-        """Remove the listener from Spark."""
-        self._queries.removeListener(self._listener)
+        """Remove the listener from Spark, unless the connection to Spark is lost."""
+        try:
+            self._queries.removeListener(self._listener)
+        except (Py4JError, ConnectionError):
+            _log.info("the connection to Spark is lost, and the listener with it", exc_info=True)
 
     def onQueryStarted(self, event: JavaObject) -> None:  # noqa: N802
         """Ignore: the pipeline starts its queries itself."""

@@ -33,12 +33,15 @@ class RunningQuery:
         self._spark = spark
         self._lock = threading.Lock()
         self._query: StreamingQuery | None = None
+        self.label = ""
+        """The query's name, else its id; empty before its start."""
         self._failure: str | None = None
         self._latest: CommittedBatch | None = None
         self._topics: TopicIdReader | None = None
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the query, which exists only once Spark has started it."""
+        self.label = query.name or str(query.id)
         with self._lock:
             self._query = query
             failure = self._failure
@@ -56,8 +59,14 @@ class RunningQuery:
 
     def _mark_error(self, query: StreamingQuery, message: str) -> None:
         # Spark has no public API for this. Spark's own background threads use the same call.
-        jvm: JavaObject = self._spark._jvm
-        _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
+        try:
+            jvm: JavaObject = self._spark._jvm
+            error = jvm.java.lang.IllegalStateException(message)
+            _execution(query).errorNotifier().markError(error)
+        except Exception:
+            # Such a query has ended.
+            if not self.is_lost:
+                raise
 
     @property
     def failure(self) -> str | None:
@@ -100,9 +109,18 @@ class RunningQuery:
             return True
 
     @property
-    def label(self) -> str:
-        """The query's name, else its id."""
-        return "" if self._query is None else self._query.name or str(self._query.id)
+    def is_lost(self) -> bool:
+        """True once Spark's JVM does not answer: the query has ended with it, without an event.
+
+        A connection that was lost for another reason is replaced in the second attempt.
+        """
+        return not self._is_reachable() and not self._is_reachable()
+
+    def _is_reachable(self) -> bool:
+        try:
+            return self._query is None or self._query.isActive is not None
+        except Exception:  # noqa: BLE001  (a lost connection has several)
+            return False
 
     def stop(self) -> None:
         """Stop the query, and wait for its end. An error is logged: `awaitTermination` raises it."""
@@ -111,7 +129,7 @@ class RunningQuery:
         try:
             self._query.stop()
         except Exception:  # noqa: BLE001  (the query has failed or ended)
-            _log.info("query %s did not stop cleanly", self._query.id, exc_info=True)
+            _log.info("query %s did not stop cleanly", self.label, exc_info=True)
 
     def has_no_new_data(self) -> bool:
         """Return whether the latest trigger found no new data in any of the query's sources."""

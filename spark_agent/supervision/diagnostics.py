@@ -138,6 +138,18 @@ def reset_message(job: str) -> str:
     )
 
 
+def lost_message(query: str) -> str:
+    """Return what has ended a query whose JVM was killed, or has crashed.
+
+    >>> lost_message("q")[:57]
+    'tidegauge: query q has ended: the connection to Spark is '
+    """
+    return (
+        f"tidegauge: query {query} has ended: the connection to Spark is lost, since its JVM was killed "
+        f"or has crashed. Nothing else is lost: start the query again from its checkpoint"
+    )
+
+
 def older_ledger_message(query: str, run: int, current: int) -> str:
     """Return why a query fails whose run is later than any that the service has of its stages."""
     return (

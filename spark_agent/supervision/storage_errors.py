@@ -41,7 +41,7 @@ class StorageErrors:
         """The cause of the error that is retried; empty: there is none."""
         return self._latest
 
-    def note(self, error: Py4JError) -> None:
+    def note(self, error: Py4JError | ConnectionError) -> None:
         """Note an error of a step. Raises `QueryFailedError` if the steps have failed for too long."""
         now_ms = self._clock.steady_ms()
         self._latest = cause_line(str(error))

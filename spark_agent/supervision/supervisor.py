@@ -30,6 +30,7 @@ from spark_agent.exceptions import (
     FinalSourceError,
     OldCheckpointError,
     QueryFailedError,
+    SparkLostError,
 )
 from spark_agent.executor.in_flight import StageInFlight
 from spark_agent.executor.tally import Tallies, shards_with_rows
@@ -45,6 +46,7 @@ from spark_agent.supervision.diagnostics import (
     limit_message,
     log_if_unfinished,
     log_unreported,
+    lost_message,
     older_ledger_message,
     removed_message,
     reset_message,
@@ -286,6 +288,10 @@ class Supervisor:
         except StaleRun as error:
             self._on_fenced(error)
             return  # Its run is over.
+        except SparkLostError:
+            _log.error("%s", lost_message(self.query.name))
+            self._end_run()
+            return
         except UnknownStage as error:
             self._stop_if_wanted(removed_message(self.query.name, error))
         except (OldCheckpointError, FinalSourceError, QueryFailedError) as error:
@@ -294,7 +300,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (whatever it is)
             # Without its supervisor, the query would go on unreported, and might end well.
             _log.exception("query %s: its supervisor has failed", self.query.name)
-            with suppress(Py4JError):
+            with suppress(Py4JError, ConnectionError):
                 self.running.fail(supervisor_failed_message(self.query.name, error))
         else:
             if not self._commits.are_reported:
@@ -311,15 +317,17 @@ class Supervisor:
 
     def _await_end(self) -> None:
         """Wait until Spark has ended the query, so that its error is known."""
-        while self._shutdown_deadline_ms is None:
-            self._receive(_LONGEST_PAUSE_MS)
+        while self._shutdown_deadline_ms is None and not self.running.is_lost:
+            # A bounded query's end reads from Spark, which may be lost.
+            with suppress(Py4JError, ConnectionError):
+                self._receive(_LONGEST_PAUSE_MS)
 
     def _follow(self) -> None:
         """Supervise the query to its end.
 
         Raises `StaleRun`, `UnknownStage`, `OldCheckpointError` or `FinalSourceError` if its stages are
-        not, or no longer, its own, and `QueryFailedError` if a topic was made again, or the service has
-        no room for new shards.
+        not, or no longer, its own, `QueryFailedError` if a topic was made again, or the service has no
+        room for new shards, and `SparkLostError` if Spark does not answer.
         """
         pause_ms = _TICK_MS
         began_ms = self._clock.steady_ms()
@@ -327,9 +335,10 @@ class Supervisor:
             try:
                 self._receive(pause_ms)
                 began_ms = self._clock.steady_ms()
+                self._check_connection()
                 self._commits.promise_by_state()
                 self._step()
-            except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError):
+            except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError, SparkLostError):
                 raise
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
@@ -343,7 +352,8 @@ class Supervisor:
                 self._log_error(error)
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
-            except Py4JError as error:
+            except (Py4JError, ConnectionError) as error:
+                self._check_connection()
                 self._storage.note(error)
                 self._last_error = self._storage.latest
                 self._notify_step(failing=True)
@@ -360,6 +370,11 @@ class Supervisor:
                 pause_ms = _pause_ms(due_ms, began_ms, self._clock.steady_ms())
         if self.running.error is None:
             self._storage.check()
+
+    def _check_connection(self) -> None:
+        """Raise `SparkLostError` if Spark is lost: a step without a call to Spark would go on."""
+        if self.running.is_lost:
+            raise SparkLostError
 
     def _end_run(self) -> None:
         if self._run is not None:
