@@ -145,15 +145,17 @@ class DriverReporter:
         *,
         idle: bool = False,
         oldest_work_ms: int | None = None,
+        is_new: bool = False,
     ) -> bool:
         """Report a keyed stage's progress for what a lease has granted; return whether it counts.
 
-        A retired range is left to its task, which reports in each batch. The promise of the stage is
-        that of the other ranges.
+        Progress `is_new` if a batch has made it: the report is in place of a task's, and ends the
+        retirement of a range. Other progress is a fact: the promise of the stage is that of the ranges
+        that are not retired.
         """
         report = RangeReport(idle=idle, holds=progress.holds, oldest_work_ms=oldest_work_ms)
         reports = dict.fromkeys(lease.granted, report)
-        for left_out in self._left_out(stage, reports):
+        for left_out in () if is_new else self._left_out(stage, reports):
             del reports[left_out]
         if not reports:
             return True

@@ -73,7 +73,8 @@ class PendingReports:
             lease = reporter.claim(stage, None)
             if lease is None:
                 continue
-            if reporter.report_progress(stage, lease, progress) and not lease.denied:
+            is_taken = reporter.report_progress(stage, lease, progress, is_new=True)
+            if is_taken and not lease.denied:
                 del self._progress[stage]
 
     def _repeat_later(self, stage: str, shard: str, report: RangeReport) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from spark_agent import Client
 from spark_agent.client.reports import RangeReport, StageProgress
+from spark_agent.clock import SystemClock
 from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.pending_reports import PendingReports
 from spark_agent.supervision.retired_ranges import RetiredRanges
 from tests.support.server import Service
 from tests.unit.agent.queries import TIMING
@@ -65,3 +67,14 @@ def test_progress_of_a_retired_key_range_is_left_out(case: Case) -> None:
     case.client.retire(JOB, "k", LEFT, "it is gone")
     assert case.step().report_progress("k", lease, StageProgress(5), oldest_work_ms=7)
     assert case.retired("k") == [LEFT]
+
+
+def test_a_batch_ends_the_retirement_of_a_key_range_without_a_task(case: Case) -> None:
+    """With fewer tasks than key ranges, the driver alone reports for the others."""
+    case.step().report_shards("s", {"a": RangeReport(5, records=1), "b": RangeReport(5, records=1)})
+    case.client.retire(JOB, "k", LEFT, "it is gone")
+    pending = PendingReports(SystemClock())
+    pending.set_progress("k", StageProgress(5))
+    pending.report(case.step())
+    assert case.retired("k") == []
+    assert not pending
