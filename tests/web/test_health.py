@@ -78,7 +78,7 @@ def test_a_finished_run_has_ended_also_while_an_input_is_in_trouble(
         run = ok(client.post(f"{root}/runs", json=opened), 201)["run"]
         body = {"ranges": "all", "holder": "w", "run": run}
         lease = ok(client.post(f"{root}/stages/counts/leases", json=body), 201)
-        ranges = dict.fromkeys(lease["granted"], {})
+        ranges = {name: {} for name in lease["granted"]}
         observed = {"token": lease["token"], "ranges": ranges, "input_watermark": at}
         ok(client.post(f"{root}/stages/counts/reports", json=observed))
         ok(client.post(f"{root}/runs/{run}/end", json={"outcome": "finished"}))

@@ -66,7 +66,8 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
             }.items():
                 expect(page.locator(f".chart .mark.{kind}")).to_have_count(number)
             expect(page.locator(".marks-legend")).to_contain_text(
-                "✕ run failed◆ reset◇ range retired▼ specification changed✚ job created▶ run opened□ run ended"
+                "✕ run failed◆ reset◇ range retired▼ specification changed✚ job created"
+                "▶ run opened□ run ended"
             )
             _hover(page, page.locator(".chart .mark.failed"))
             expect(page.locator(".chart + .readout")).to_contain_text(
