@@ -1,6 +1,9 @@
 -- What all steps share. Each script consists of the header from `schema.py`, the rules, the files of this
 -- folder, and the step.
 --
+-- A script is one function for Lua, and a function has at most 200 local variables: so helpers stand in a block with
+-- the functions that call them.
+--
 -- A script is isolated, but not rolled back when it fails: so every step checks first and writes last.
 -- Times and promises are doubles, and packed as such: a double holds each instant of the years 0001 to
 -- 9999 exactly, and so the two ends of time and every fence.
@@ -16,27 +19,30 @@ local NOBODY = struct.pack('<d', 0)
 local time = call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local formats = {}
-local function format(count)
-  local found = formats[count]
-  if not found then
-    found = '<' .. string.rep('d', count)
-    formats[count] = found
+local doubles, packed
+do
+  local formats = {}
+  local function format(count)
+    local found = formats[count]
+    if not found then
+      found = '<' .. string.rep('d', count)
+      formats[count] = found
+    end
+    return found
   end
-  return found
-end
 
--- Unpacks doubles. (struct.unpack returns the position after the last one, too.)
-local function doubles(raw)
-  local count = #raw / 8
-  if count == 0 then return {}, 0 end
-  local values = {struct.unpack(format(count), raw)}
-  values[count + 1] = nil
-  return values, count
-end
+  -- Unpacks doubles. (struct.unpack returns the position after the last one, too.)
+  function doubles(raw)
+    local count = #raw / 8
+    if count == 0 then return {}, 0 end
+    local values = {struct.unpack(format(count), raw)}
+    values[count + 1] = nil
+    return values, count
+  end
 
-local function packed(values, first, last)
-  return struct.pack(format(last - first + 1), unpack(values, first, last))
+  function packed(values, first, last)
+    return struct.pack(format(last - first + 1), unpack(values, first, last))
+  end
 end
 
 -- Repeats eight bytes, as many times as wanted. (string.rep copies byte by byte.)
@@ -47,11 +53,14 @@ local function repeated(bytes, count)
   return done .. string.sub(done, 1, 8 * count - #done)
 end
 
-local moments = {}
--- Returns the packed moment of this step, as many times as wanted.
-local function moment(count)
-  moments[count] = moments[count] or repeated(struct.pack('<d', NOW), count)
-  return moments[count]
+local moment
+do
+  local moments = {}
+  -- Returns the packed moment of this step, as many times as wanted.
+  function moment(count)
+    moments[count] = moments[count] or repeated(struct.pack('<d', NOW), count)
+    return moments[count]
+  end
 end
 
 -- Whether all that a text consists of is the same eight bytes.

@@ -57,132 +57,136 @@ local function remains_idle(st, index, facts)
   return stays_idle(was, reported_nothing) and POLICY or false
 end
 
--- Appends to the ranges that have returned in this step (see `awaits_revision`).
-local function append_returned(st, index)
-  st.returned = st.returned or {}
-  st.returned[#st.returned + 1] = index
-end
-
 -- Stands for all ranges of a stage, among those that have returned.
 local EVERY = -1
 
--- Notes that a range is idle no longer. Must be called while it is counted as idle.
-local function note_returned(st, index)
-  if st.source then
-    append_returned(st, index)
-  elseif are_idle_together(st.n, st.idle_before + st.idle, st.final_before + st.final + st.retired_before + st.retired) then
-    append_returned(st, EVERY)
+local apply
+do
+  -- Appends to the ranges that have returned in this step (see `awaits_revision`).
+  local function append_returned(st, index)
+    st.returned = st.returned or {}
+    st.returned[#st.returned + 1] = index
   end
-end
 
--- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
--- its promise and weight now.
-local function apply_one(st, index, weight, reported, idle)
-  local earlier = promise_of(st, index, weight)
-  if is_retired(st, index) then
-    -- A report ends the retirement: the range holds its stage again, from its own promise on.
-    st.retired = st.retired - call('HDEL', st.keys.idle, index)
-    if earlier == MIN then st.promised = st.promised - 1 end
-    note_end_of_retirement(st, index)
-    append_returned(st, index)
+  -- Notes that a range is idle no longer. Must be called while it is counted as idle.
+  local function note_returned(st, index)
+    if st.source then
+      append_returned(st, index)
+      return
+    end
+    local final = st.final_before + st.final + st.retired_before + st.retired
+    if are_idle_together(st.n, st.idle_before + st.idle, final) then append_returned(st, EVERY) end
   end
-  local now, is_idle = join_report(earlier, reported, idle)
-  if is_idle and now ~= MAX then
-    local by_policy = idle == POLICY and POLICY or ''
-    st.idle = st.idle + call('HSET', st.keys.idle, index, struct.pack('<d', now) .. by_policy)
-    -- The idleness of a key range takes nothing out of the minimum.
-    return earlier, now, st.source and IDLE or now
-  end
-  if call('HDEL', st.keys.idle, index) == 1 then
-    if now ~= MAX then note_returned(st, index) end
-    st.idle = st.idle - 1
-  end
-  return earlier, now, now
-end
 
--- Notes when promises moved last. `gaps` has the positions before and after each gap between those that did.
-local function note_raised(st, start, low, high, gaps)
-  gaps[#gaps + 1] = high
-  for g = 1, #gaps, 2 do
-    local from, to = g == 1 and low or gaps[g - 1], gaps[g]
-    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + from - 1), moment(to - from + 1))
+  -- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
+  -- its promise and weight now.
+  local function apply_one(st, index, weight, reported, idle)
+    local earlier = promise_of(st, index, weight)
+    if is_retired(st, index) then
+      -- A report ends the retirement: the range holds its stage again, from its own promise on.
+      st.retired = st.retired - call('HDEL', st.keys.idle, index)
+      if earlier == MIN then st.promised = st.promised - 1 end
+      note_end_of_retirement(st, index)
+      append_returned(st, index)
+    end
+    local now, is_idle = join_report(earlier, reported, idle)
+    if is_idle and now ~= MAX then
+      local by_policy = idle == POLICY and POLICY or ''
+      st.idle = st.idle + call('HSET', st.keys.idle, index, struct.pack('<d', now) .. by_policy)
+      -- The idleness of a key range takes nothing out of the minimum.
+      return earlier, now, st.source and IDLE or now
+    end
+    if call('HDEL', st.keys.idle, index) == 1 then
+      if now ~= MAX then note_returned(st, index) end
+      st.idle = st.idle - 1
+    end
+    return earlier, now, now
   end
-end
 
--- Applies what ranges report within the span of `blocks` blocks that begins with block `first`: `promises[k]`
--- is of the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on,
--- in any order; false: nothing reported). A promise joins the earlier one; idleness is as reported last.
--- Appends to `behind` the indices whose earlier promise was greater.
-local function apply(st, first, blocks, at, promises, idle, behind)
-  local start = BLOCK * first
-  local count = math.min(BLOCK * blocks, st.n - start)
-  local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
-  if #weights ~= count then lost() end
-  local offset = type(at) == 'number' and at
-  -- First and last position with another weight now, and with another promise.
-  local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
-  local gaps, first_raised, last = {}, nil, nil
-  if not idle and not any_set_aside(st) then
-    -- No range is idle or retired, before or after: weights are promises. This loop runs for every range of every
-    -- report, so `join_report` and `is_behind` are written out.
-    for k = 1, #promises do
-      local p = promises[k]
-      if p then
-        local i = offset and offset + k or at[k]
-        local weight = weights[i]
-        if p > weight then
-          weights[i] = p
-          if weight == MIN then st.promised = st.promised + 1 end
-          if p == MAX then st.final = st.final + 1 end
-          if i < low then low = i end
-          if i > high then high = i end
-          if last and i ~= last + 1 then
-            local g = #gaps
-            gaps[g + 1], gaps[g + 2] = last, i
+  -- Notes when promises moved last. `gaps` has the positions before and after each gap between those that did.
+  local function note_raised(st, start, low, high, gaps)
+    gaps[#gaps + 1] = high
+    for g = 1, #gaps, 2 do
+      local from, to = g == 1 and low or gaps[g - 1], gaps[g]
+      call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + from - 1), moment(to - from + 1))
+    end
+  end
+
+  -- Applies what ranges report within the span of `blocks` blocks that begins with block `first`: `promises[k]`
+  -- is of the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on,
+  -- in any order; false: nothing reported). A promise joins the earlier one; idleness is as reported last.
+  -- Appends to `behind` the indices whose earlier promise was greater.
+  function apply(st, first, blocks, at, promises, idle, behind)
+    local start = BLOCK * first
+    local count = math.min(BLOCK * blocks, st.n - start)
+    local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
+    if #weights ~= count then lost() end
+    local offset = type(at) == 'number' and at
+    -- First and last position with another weight now, and with another promise.
+    local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
+    local gaps, first_raised, last = {}, nil, nil
+    if not idle and not any_set_aside(st) then
+      -- No range is idle or retired, before or after: weights are promises. This loop runs for every range of every
+      -- report, so `join_report` and `is_behind` are written out.
+      for k = 1, #promises do
+        local p = promises[k]
+        if p then
+          local i = offset and offset + k or at[k]
+          local weight = weights[i]
+          if p > weight then
+            weights[i] = p
+            if weight == MIN then st.promised = st.promised + 1 end
+            if p == MAX then st.final = st.final + 1 end
+            if i < low then low = i end
+            if i > high then high = i end
+            if last and i ~= last + 1 then
+              local g = #gaps
+              gaps[g + 1], gaps[g + 2] = last, i
+            end
+            first_raised, last = first_raised or i, i
+          elseif p < weight and p > MIN then
+            behind[#behind + 1] = start + i - 1
           end
-          first_raised, last = first_raised or i, i
-        elseif p < weight and p > MIN then
-          behind[#behind + 1] = start + i - 1
+        end
+      end
+      raised_low, raised_high = low, high
+    else
+      for k = 1, #promises do
+        local p = promises[k]
+        if p then
+          local i = offset and offset + k or at[k]
+          local earlier, now, new = apply_one(st, start + i - 1, weights[i], p, idle and idle[k])
+          if is_behind(earlier, p) then behind[#behind + 1] = start + i - 1 end
+          if now ~= earlier then
+            if earlier == MIN then st.promised = st.promised + 1 end
+            if now == MAX then st.final = st.final + 1 end
+            raised_low, raised_high = math.min(raised_low, i), math.max(raised_high, i)
+            if last and i ~= last + 1 then
+              local g = #gaps
+              gaps[g + 1], gaps[g + 2] = last, i
+            end
+            first_raised, last = first_raised or i, i
+          end
+          if new ~= weights[i] then
+            weights[i] = new
+            low, high = math.min(low, i), math.max(high, i)
+          end
         end
       end
     end
-    raised_low, raised_high = low, high
-  else
-    for k = 1, #promises do
-      local p = promises[k]
-      if p then
-        local i = offset and offset + k or at[k]
-        local earlier, now, new = apply_one(st, start + i - 1, weights[i], p, idle and idle[k])
-        if is_behind(earlier, p) then behind[#behind + 1] = start + i - 1 end
-        if now ~= earlier then
-          if earlier == MIN then st.promised = st.promised + 1 end
-          if now == MAX then st.final = st.final + 1 end
-          raised_low, raised_high = math.min(raised_low, i), math.max(raised_high, i)
-          if last and i ~= last + 1 then
-            local g = #gaps
-            gaps[g + 1], gaps[g + 2] = last, i
-          end
-          first_raised, last = first_raised or i, i
-        end
-        if new ~= weights[i] then
-          weights[i] = new
-          low, high = math.min(low, i), math.max(high, i)
-        end
+    if raised_high > 0 then
+      mark_dirty(st, start + raised_low - 1, start + raised_high - 1)
+      note_raised(st, start, first_raised, last, gaps)
+    end
+    if high == 0 then return end
+    call('SETRANGE', st.keys.weights, 8 * (start + low - 1), packed(weights, low, high))
+    for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
+      local least = MAX
+      for i = BLOCK * b + 1, math.min(BLOCK * (b + 1), count) do
+        if weights[i] < least then least = weights[i] end
       end
+      st.minima[first + b] = least
     end
-  end
-  if raised_high > 0 then
-    mark_dirty(st, start + raised_low - 1, start + raised_high - 1)
-    note_raised(st, start, first_raised, last, gaps)
-  end
-  if high == 0 then return end
-  call('SETRANGE', st.keys.weights, 8 * (start + low - 1), packed(weights, low, high))
-  for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
-    local least = MAX
-    for i = BLOCK * b + 1, math.min(BLOCK * (b + 1), count) do
-      if weights[i] < least then least = weights[i] end
-    end
-    st.minima[first + b] = least
   end
 end
 
@@ -253,32 +257,35 @@ local function returned_ranges(st)
   return awaits_revision(returned_at, tonumber(call('HGET', META, 'revision'))) and indices or {}
 end
 
--- So many are kept by themselves. Of more, each range of the stage waits.
-local MOST_RETURNED = 1000
+local write_totals
+do
+  -- So many are kept by themselves. Of more, each range of the stage waits.
+  local MOST_RETURNED = 1000
 
--- Writes those that have returned in this step: among the leases, so that to lose them is to lose the state.
-local function write_returned(st)
-  local indices = returned_ranges(st)
-  for _, index in ipairs(st.returned) do indices[#indices + 1] = index end
-  if #indices > MOST_RETURNED then indices = {EVERY} end
-  local revision = tonumber(call('HGET', META, 'revision'))
-  call('HSET', LEASES, 'q' .. st.name, cmsgpack.pack({revision, indices}))
-  st.returned = nil
-end
+  -- Writes those that have returned in this step: among the leases, so that to lose them is to lose the state.
+  local function write_returned(st)
+    local indices = returned_ranges(st)
+    for _, index in ipairs(st.returned) do indices[#indices + 1] = index end
+    if #indices > MOST_RETURNED then indices = {EVERY} end
+    local revision = tonumber(call('HGET', META, 'revision'))
+    call('HSET', LEASES, 'q' .. st.name, cmsgpack.pack({revision, indices}))
+    st.returned = nil
+  end
 
--- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
-local function write_totals(st)
-  update_tree(st)
-  for _, name in ipairs({'promised', 'idle', 'final'}) do
-    if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
+  -- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
+  function write_totals(st)
+    update_tree(st)
+    for _, name in ipairs({'promised', 'idle', 'final'}) do
+      if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
+    end
+    if st.retired ~= 0 and call('HINCRBY', st.keys.state, 'retired', st.retired) == 0 then
+      call('HDEL', st.keys.state, 'retired')
+    end
+    if st.returned then write_returned(st) end
+    st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
+    st.retired_before = st.retired_before + st.retired
+    st.promised, st.idle, st.final, st.retired = 0, 0, 0, 0
   end
-  if st.retired ~= 0 and call('HINCRBY', st.keys.state, 'retired', st.retired) == 0 then
-    call('HDEL', st.keys.state, 'retired')
-  end
-  if st.returned then write_returned(st) end
-  st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
-  st.retired_before = st.retired_before + st.retired
-  st.promised, st.idle, st.final, st.retired = 0, 0, 0, 0
 end
 
 -- Whether an answer to some ranges of the stage must wait for the next revision; `is_any(returned)` finds one of them
@@ -302,20 +309,23 @@ local function read_facts(raw)
   return facts
 end
 
-local MAX_COUNT = '9223372036854775807'
+local add_count
+do
+  local MAX_COUNT = '9223372036854775807'
 
--- Adds to a count of a stage: '#records', '#late' or '#corrections'. Mirrors `add_count` in service/frontier/facts.py:
--- Redis adds, since a double is not exact, and refuses a sum that is too large. The error would leave the step
--- half applied.
-local function add_count(st, name, more)
-  if more <= 0 then return end
-  local sum = redis.pcall('HINCRBY', st.keys.facts, name, text(more))
-  if type(sum) ~= 'table' then return end
-  if string.find(sum.err, 'overflow', 1, true) then
-    call('HSET', st.keys.facts, name, MAX_COUNT)
-  else
-    -- Any other error is raised as that of each command.
-    call('HINCRBY', st.keys.facts, name, text(more))
+  -- Adds to a count of a stage: '#records', '#late' or '#corrections'. Mirrors `add_count` in service/frontier/facts.py:
+  -- Redis adds, since a double is not exact, and refuses a sum that is too large. The error would leave the step
+  -- half applied.
+  function add_count(st, name, more)
+    if more <= 0 then return end
+    local sum = redis.pcall('HINCRBY', st.keys.facts, name, text(more))
+    if type(sum) ~= 'table' then return end
+    if string.find(sum.err, 'overflow', 1, true) then
+      call('HSET', st.keys.facts, name, MAX_COUNT)
+    else
+      -- Any other error is raised as that of each command.
+      call('HINCRBY', st.keys.facts, name, text(more))
+    end
   end
 end
 

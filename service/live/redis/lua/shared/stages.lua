@@ -11,47 +11,50 @@ local function stage(number)
   }
 end
 
--- Those that `states.py` writes; `waiting`, `retired` and `ending` come and go.
-local STATE_FIELDS = 11
+local offset_of, load
+do
+  -- Those that `states.py` writes; `waiting`, `retired` and `ending` come and go.
+  local STATE_FIELDS = 11
 
--- How many nodes the tree over so many ranges has.
-local function tree_size(n)
-  local total, size = 0, n
-  repeat
-    size = math.ceil(size / BLOCK)
-    total = total + size
-  until size == 1
-  return total
-end
-
--- Where a range is within the moments, given the column: one of REPORTED_AT, RAISED_AT, HELD_SINCE.
-local function offset_of(st, moment, index) return 8 * (moment * st.n + index) end
-
--- A column that was lost and then written in part would read as zeros: a promise that nobody made.
-local function check_columns(st)
-  for _, name in ipairs({'weights', 'owners'}) do
-    if call('STRLEN', st.keys[name]) ~= 8 * st.n then lost() end
+  -- How many nodes the tree over so many ranges has.
+  local function tree_size(n)
+    local total, size = 0, n
+    repeat
+      size = math.ceil(size / BLOCK)
+      total = total + size
+    until size == 1
+    return total
   end
-  if call('STRLEN', st.keys.moments) ~= 8 * MOMENTS * st.n then lost() end
-  if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
-  -- Without its entry here, a range would stay idle or retired for ever.
-  if call('HLEN', st.keys.idle) ~= st.idle_before + st.retired_before then lost() end
-end
 
-local function load(st)
-  if st.n then return st end
-  local s = call(
-    'HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final', 'retired',
-    'ending'
-  )
-  st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
-  st.idle_before, st.name, st.final_before = tonumber(s[5]), s[6], tonumber(s[8])
-  st.retired_before, st.ending = tonumber(s[9] or 0), s[10]
-  if not st.n then lost() end
-  local fields = STATE_FIELDS + (s[7] and 1 or 0) + (s[9] and 1 or 0) + (s[10] and 1 or 0)
-  if call('HLEN', st.keys.state) ~= fields then lost() end
-  if st.n > 0 then check_columns(st) end
-  return st
+  -- Where a range is within the moments, given the column: one of REPORTED_AT, RAISED_AT, HELD_SINCE.
+  function offset_of(st, moment, index) return 8 * (moment * st.n + index) end
+
+  -- A column that was lost and then written in part would read as zeros: a promise that nobody made.
+  local function check_columns(st)
+    for _, name in ipairs({'weights', 'owners'}) do
+      if call('STRLEN', st.keys[name]) ~= 8 * st.n then lost() end
+    end
+    if call('STRLEN', st.keys.moments) ~= 8 * MOMENTS * st.n then lost() end
+    if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
+    -- Without its entry here, a range would stay idle or retired for ever.
+    if call('HLEN', st.keys.idle) ~= st.idle_before + st.retired_before then lost() end
+  end
+
+  function load(st)
+    if st.n then return st end
+    local s = call(
+      'HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final', 'retired',
+      'ending'
+    )
+    st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
+    st.idle_before, st.name, st.final_before = tonumber(s[5]), s[6], tonumber(s[8])
+    st.retired_before, st.ending = tonumber(s[9] or 0), s[10]
+    if not st.n then lost() end
+    local fields = STATE_FIELDS + (s[7] and 1 or 0) + (s[9] and 1 or 0) + (s[10] and 1 or 0)
+    if call('HLEN', st.keys.state) ~= fields then lost() end
+    if st.n > 0 then check_columns(st) end
+    return st
+  end
 end
 
 -- Unpacks a view: its members as `schema.pack_view` has them.
