@@ -176,7 +176,7 @@ def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> 
 
 
 def test_jobs_are_in_the_order_of_the_page(water: Water) -> None:
-    """Of equal health, the longest unchanged comes first, and not the furthest behind."""
+    """The longest unchanged of equal health comes first, and not the furthest behind."""
     for name, at in ((f"{water.job}-b", NEW_YEAR), (f"{water.job}-a", NEW_YEAR - 60_000)):
         water.client.declare(name, {"taps": {"shards": ["a"]}})
         rank = Rank(water.client.open_run(name, ["taps"], holder="me"), 0, 0)
