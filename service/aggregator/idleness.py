@@ -76,6 +76,9 @@ class IdlePolicies:
             seen = observed.get(name)
             if seen is None:
                 continue
+            if seen.is_ahead_of(now.lease_ms):
+                # From the next time on, no moment of before counts as one after the set-back.
+                await self._live.follow_set_back(job, name, policy.after_ms)
             seen = replace(seen, commits=self._clocks.proved(job, name, seen.commits))
             now = replace(now, wall_ms=self._clocks.wall_ms(job, now))
             advice = throttle.shards.get(name, {})

@@ -152,6 +152,10 @@ class RecoveringLiveStore(JobState):
         return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
 
     @override
+    async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:
+        await self._run(job, partial(self._live.follow_set_back, job, stage, after_ms))
+
+    @override
     async def retire(self, job: str, stage: str, range_name: str) -> bool:
         step = partial(self._live.retire, job, stage, range_name)
         result = await self._expire_then_run(job, step)

@@ -87,14 +87,24 @@ def repeat_commit(series: Commits, now_ms: int, *, age_ms: int) -> Commits:
 def is_void(series: Commits | None, now_ms: int) -> bool:
     """Return whether a series is ahead of the clock, so of before the clock was set back.
 
-    An observation removes such a series from the store. Else it would count again once the clock
-    reaches it.
+    Such a series is removed from the store (`LiveStore.follow_set_back`). Else it would count again once
+    the clock reaches it.
 
     >>> series = Commits(0, last_ms=90, count=2, before_ms=0, arrived_ms=100)
     >>> is_void(series, 99), is_void(series, 100), is_void(None, 0)
     (True, False, False)
     """
     return series is not None and now_ms < series.arrived_ms
+
+
+def after_set_back(given_ms: int, now_ms: int, *, quiet_ms: int) -> int:
+    """Return a moment of a shard as it counts from now on. A moment ahead of the clock is from before a
+    set-back, and counts as now, less the time for which the shard is known to be quiet.
+
+    >>> after_set_back(70, 70, quiet_ms=30), after_set_back(71, 70, quiet_ms=30)
+    (70, 40)
+    """
+    return given_ms if given_ms <= now_ms else now_ms - quiet_ms
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:

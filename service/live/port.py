@@ -209,7 +209,7 @@ class JobState(Protocol):
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
         """Return the time, and the observations of the ranges of these stages.
 
-        Stages without ranges are left out. Commits ahead of the clock are removed (`is_void`).
+        Stages without ranges are left out.
         """
         ...
 
@@ -217,6 +217,14 @@ class JobState(Protocol):
         """Apply decisions about quiet ranges, each only if its range is unchanged since the observation.
 
         Return whether the stage's agreement is ahead of its published watermark, and must be published.
+        """
+        ...
+
+    async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:
+        """Correct the moments of a stage that are ahead of the clock, which was set back: they must not
+        count once more when the clock reaches them (`is_void`, `after_set_back`).
+
+        Shards that are idle by policy have been quiet for `after_ms`.
         """
         ...
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
-from service.frontier.idleness import Commits
+from service.frontier.idleness import Commits, is_void
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
 from service.model.jobs import Census
@@ -68,6 +70,15 @@ class StageObservation:
     """Its soft values as far as they have been returned to readers."""
     generation: int = 0
     """Generation of its job."""
+
+    def is_ahead_of(self, lease_ms: int) -> bool:
+        """Return whether a moment of it is ahead of the clock of leases, which was set back."""
+        held_since_ms = np.maximum(self.held_since_ms, ~self.held_since_ms)
+        return (
+            is_void(self.commits, lease_ms)
+            or bool((held_since_ms > lease_ms).any())
+            or any(facts.quiet_since_ms > lease_ms for facts in self.facts.values())
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import contextlib
 import re
 from dataclasses import replace
 from functools import partial
-from struct import pack
+from struct import pack, pack_into
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service.clock import SystemClock
 from service.errors import LeaseConflictError, UnavailableError
+from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.idleness import Commits
 from service.frontier.leases import Rank
@@ -282,7 +283,7 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
         runner.run(scenario())
 
 
-def test_commits_ahead_of_the_clock_are_removed_at_an_observation(
+def test_moments_ahead_of_the_clock_are_corrected_once(
     redis_server: RedisServer,
 ) -> None:
     """They are from before a set-back, and must not count once the clock reaches them again."""
@@ -317,8 +318,28 @@ def test_commits_ahead_of_the_clock_are_removed_at_an_observation(
         since, last = found.since_ms + hour, found.last_ms + hour
         ahead = pack("<ddddd", since, last, 2, since, last)
         redis_server.command("HSET", marks, COMMITS_MARK, ahead)
-        assert await commits() is None
+        token = (await store.claim("j", "s", Claim(["a"], "x", 60_000, Rank()))).token
+        facts = [ReportedFacts(records=1, pending=b"rows")]
+        await store.report("j", "s", Report(token, ["a"], [5], facts=facts))
+        # Its facts and its lease are of before the set-back, too.
+        [said] = [key for key in stage_keys("j", "s") if str(key).endswith(":facts")]
+        [moments] = [key for key in stage_keys("j", "s") if str(key).endswith(":moments")]
+        now = (await store.observe("j", ["s"]))[0].lease_ms
+        raw = bytearray(redis_server.command("HGET", said, 0))
+        pack_into("<d", raw, 4 * 8, now + hour)
+        redis_server.command("HSET", said, 0, bytes(raw))
+        redis_server.command("SETRANGE", moments, 2 * 2 * 8, pack("<d", now + hour))
+        instant, seen = await store.observe("j", ["s"])
+        assert seen["s"].is_ahead_of(instant.lease_ms)
+        await store.follow_set_back("j", "s", 60_000)
+        instant, seen = await store.observe("j", ["s"])
+        assert not seen["s"].is_ahead_of(instant.lease_ms)
+        assert seen["s"].commits is None
         assert is_kept() == 0
+        corrected = seen["s"].facts[0]
+        assert now <= corrected.quiet_since_ms == seen["s"].held_since_ms[0] <= instant.lease_ms
+        assert corrected.pending == b"rows"
+        assert seen["s"].counts.records == 1
         await store.close()
 
     with asyncio.Runner() as runner:

@@ -61,6 +61,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "next_commit": idleness,
     "repeat_commit": idleness,
     "is_void": idleness,
+    "after_set_back": idleness,
     "stays_idle": idleness,
 }
 """Rules of modules that also have functions for readers alone."""
@@ -588,10 +589,28 @@ def repeat_commit(worker: Worker, case: Case, advance: Advance) -> list[int] | N
 def is_void(worker: Worker, case: Case, advance: Advance) -> bool:
     """Commits that are void stay so once the clock reaches them again."""
     after_commits(worker, case, advance)
+    worker.run(worker.live.follow_set_back("j", "s", 1_000))
     observed = worker.observe("s").commits
-    advance(1_000)
-    assert worker.observe("s").commits == observed
     return case["series"] is not None and observed is None
+
+
+def after_set_back(worker: Worker, case: Case, advance: Advance) -> int:
+    with_policy(worker, 1_000)
+    shift = worker.lease_ms() - case["given_ms"]
+    token = worker.claim(["a"], watched=False).token
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=1)})
+    if case["quiet_ms"]:
+        seen = worker.observe("s")
+        idle = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
+        worker.run(worker.live.settle("j", "s", [idle]))
+    advance(case["now_ms"] - case["given_ms"])
+    assert worker.observe("s").is_ahead_of(worker.lease_ms()) is (case["given_ms"] > case["now_ms"])
+    worker.run(worker.live.follow_set_back("j", "s", case["quiet_ms"]))
+    seen = worker.observe("s")
+    assert not seen.is_ahead_of(worker.lease_ms())
+    assert held_since(int(seen.held_since_ms[0])) == seen.facts[0].quiet_since_ms
+    assert seen.held_since_ms[0] < 0, "it is not watched"
+    return seen.facts[0].quiet_since_ms - shift
 
 
 def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
@@ -669,6 +688,7 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     next_commit,
     repeat_commit,
     is_void,
+    after_set_back,
     stays_idle,
 ]
 

@@ -160,6 +160,19 @@ async def test_shards_that_are_idle_stay_so_when_the_clock_is_set(world: World) 
         assert await world.idle() == 2
 
 
+async def test_shards_stay_idle_when_the_clock_reaches_the_moments_before_a_set_back_again(
+    world: World,
+) -> None:
+    await world.begin(EXCLUDE)
+    world.store_clock.advance(-2 * AFTER_MS)
+    await world.pass_time(0)
+    await world.pass_time(AFTER_MS)
+    assert await world.idle() == 2
+    for _ in range(3 * AFTER_MS // 100):
+        await world.pass_time(100)
+        assert await world.idle() == 2
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 async def test_invariant_4_commits_of_before_a_set_back_prove_nothing_of_the_time_after(
     world: World, is_new: bool

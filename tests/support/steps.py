@@ -34,6 +34,7 @@ _STEPS: Final = (
         "columns",
         "observe",
         "settle",
+        "follow_set_back",
         "retire",
         "raise_marks",
     ),

@@ -16,7 +16,7 @@ from service.frontier.epochs import (
     promise_at_commit,
 )
 from service.frontier.facts import LEFT_UNFINISHED
-from service.frontier.idleness import is_void, next_commit, repeat_commit
+from service.frontier.idleness import next_commit, repeat_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
 from service.live.memory.leases import check_run
@@ -81,12 +81,6 @@ def note_unfinished(state: LiveStage, table: RangeTable, *, now_ms: int) -> None
         for index, report in reports.items():
             if report.unfinished:
                 table.note_waiting(index, LEFT_UNFINISHED, now_ms=now_ms)
-
-
-def drop_void(state: LiveStage, now_ms: int) -> None:
-    """Drop the series of commits if it is of before the clock was set back."""
-    if is_void(state.commits, now_ms):
-        state.commits = None
 
 
 def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed:

@@ -18,12 +18,12 @@ from service.clock import Clock
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
 from service.live.memory import epochs, layouts, leases, reports, views
-from service.live.memory.decisions import retire, settle
+from service.live.memory.decisions import follow_set_back, retire, settle
 from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
 from service.live.port import LiveStore, StateLostError, Watch, new_token, with_token
 from service.live.watches import Watches
-from service.model.checkpoints import CheckpointChunk, Columns, chunk_numbers, joined_columns
+from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.jobs import (
     Census,
     InstalledJob,
@@ -316,21 +316,14 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def columns(self, job: str, stage: str) -> Columns:
-        table = self._job(job).stage(stage).table
-        if table is None:
-            return joined_columns(0, ())
-        chunks = ((number, table.chunk(number)) for number in chunk_numbers(len(table.layout)))
-        return joined_columns(len(table.layout), chunks)
+        return views.columns(self._job(job).stage(stage).table)
 
     @override
     async def observe(
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
         found = self._job(job)
-        now = Instant(self._clock.wall_ms(), self._clock.steady_ms())
-        for name in stages:
-            epochs.drop_void(found.stage(name), now.lease_ms)
-        return now, {
+        return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
             name: views.observation(found, found.stage(name), table)
             for name in stages
             if (table := found.stage(name).table) is not None
@@ -340,6 +333,10 @@ class MemoryLiveStore(LiveStore):
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
         self._expire()
         return settle(self._changing(job), stage, decisions, self._clock.wall_ms())
+
+    @override
+    async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:
+        follow_set_back(self._changing(job), stage, self._clock.steady_ms(), after_ms)
 
     @override
     async def retire(self, job: str, stage: str, range_name: str) -> bool:

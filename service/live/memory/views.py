@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from service.live.memory.range_table import RangeTable
 from service.live.memory.state import LiveJob, LiveStage
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, Columns, chunk_numbers, joined_columns
 from service.model.jobs import Census, JobView
 from service.model.observations import StageObservation, without
 from service.model.positions import LivePosition
@@ -60,6 +60,14 @@ def observation(job: LiveJob, state: LiveStage, table: RangeTable) -> StageObser
         dict(state.marks),
         job.generation,
     )
+
+
+def columns(table: RangeTable | None) -> Columns:
+    """Return the checkpoint's columns of every range; None: the stage has no ranges."""
+    if table is None:
+        return joined_columns(0, ())
+    chunks = ((number, table.chunk(number)) for number in chunk_numbers(len(table.layout)))
+    return joined_columns(len(table.layout), chunks)
 
 
 def unsaved(job: LiveJob) -> list[CheckpointChunk]:

@@ -279,6 +279,15 @@ def _whole(raw: bytes) -> Int64s:
     return np.frombuffer(raw, dtype="<f8").astype(np.int64)
 
 
+async def follow_set_back(steps: Steps, job: str, stage: str, after_ms: int) -> None:
+    """Run the step `LiveStore.follow_set_back`."""
+
+    async def correct(job_layout: JobLayout) -> None:
+        await steps.step(job_layout, "follow_set_back", (stage,), float(after_ms))
+
+    await steps.with_layout(job, correct)
+
+
 async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
     """Run the step `LiveStore.settle`."""
 

@@ -228,6 +228,10 @@ class RedisLiveStore(LiveStore):
         return await reads.settle(self._steps, job, stage, decisions)
 
     @override
+    async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:
+        await reads.follow_set_back(self._steps, job, stage, after_ms)
+
+    @override
     async def retire(self, job: str, stage: str, range_name: str) -> bool:
         return await reads.retire(self._steps, job, stage, range_name)
 

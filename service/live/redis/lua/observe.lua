@@ -7,7 +7,6 @@ if refused then return refused end
 local found = {reply('ok', NOW)}
 for k = 1, (#KEYS - JOB_KEYS) / STAGE_KEYS do
   local st = load(stage(k))
-  if is_void(commits_of(st), NOW) then call('HDEL', st.keys.marks, COMMITS) end
   found[#found + 1] = call('GET', st.keys.weights) or ''
   found[#found + 1] = call('GET', st.keys.moments) or ''
   found[#found + 1] = call('GET', st.keys.owners) or ''

@@ -135,6 +135,8 @@ end
 
 local function is_void(series, now) return series and now < series[5] or false end
 
+local function after_set_back(given, now, quiet) return given <= now and given or now - quiet end
+
 local function stays_idle(was_idle_by_policy, reported_nothing)
   return was_idle_by_policy and reported_nothing
 end
