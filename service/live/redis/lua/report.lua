@@ -325,10 +325,7 @@ local function apply_report(st, report)
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]
     note(st, span, count, keep, notes, offset, masked)
-    if not epoch then
-      note_applied(st, span, count, keep, facts, offset)
-      if st.has_facts then note_unfinished(st) end
-    end
+    if not epoch then note_applied(st, span, count, keep, facts, offset) end
     if not foreseen then
       local promises, idle = doubles(part(packed_promises, offset, count)), idle_flags and {} or nil
       for k = 1, count do
@@ -344,6 +341,7 @@ local function apply_report(st, report)
     end
     offset = offset + count
   end
+  if not epoch and st.has_facts then note_unfinished(st) end
   offset = 0
   for _, run in ipairs(foreseen and joined[2] or {}) do
     apply_joined(st, run, part(packed_promises, offset, run[2]))
