@@ -34,6 +34,7 @@ from tests.spark.flow import (
     Reading,
     until,
 )
+from tests.support.gateway import Gateway
 
 pytestmark = pytest.mark.spark
 
@@ -124,6 +125,33 @@ def test_a_keyed_stage_that_was_idle_has_a_worker_in_the_batch_after(
             until(lambda: query.status["isDataAvailable"], "the batch hangs")
             until(is_held, "the driver holds its ranges")
         assert "no_worker" not in found
+        query.stop()
+
+
+def test_the_commit_of_a_long_batch_has_the_age_of_its_plan(flow: Flow, stuck: Path) -> None:
+    """The shards that it has not read were quiet until then, and not until it has ended."""
+    ages_ms: list[int] = []
+
+    def note_commit(path: str, body: Any) -> bool:
+        if path.endswith("/commits") and body is not None:
+            ages_ms.append(body["evidence_age_ms"])
+        return False
+
+    with (
+        Gateway(flow.url, note_commit) as gateway,
+        Pipeline(gateway.url, JOB, SPEC, spark=flow.spark, poll="50 ms") as pipeline,
+    ):
+        rows = _hanging_source(flow, pipeline, stuck)
+        rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
+        query = flow.start(pipeline, pipeline.report(rows, stage=COUNTS, event_time="at"))
+        with _touched(stuck):
+            flow.write([Reading(sensor, "a", 20) for sensor in SHARDS])
+            until(lambda: query.status["isDataAvailable"], "the batch hangs")
+            since = time.monotonic()
+            until(lambda: time.monotonic() > since + 1, "the batch is long")
+            hung_ms = int((time.monotonic() - since) * 1_000)
+        until(lambda: flow.output_of(SOURCE) > 0, "its epoch is committed")
+        assert max(ages_ms) >= hung_ms
         query.stop()
 
 
