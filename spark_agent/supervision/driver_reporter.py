@@ -58,6 +58,19 @@ class DriverReporter:
         except LeaseConflict:
             return None
 
+    def hold(
+        self, stage: str, ranges: Sequence[str], held: Lease | None, *, ttl_ms: int
+    ) -> Lease | None:
+        """Renew a lease on ranges, or claim them; return None if others hold them.
+
+        A claim ends the idleness of its ranges, and a renewal does not. A lease that lacks some of the
+        ranges is claimed anew.
+        """
+        kept = () if held is None else self.client.renew(self.job, [held])
+        if kept and set(ranges) <= set(kept[0].granted):
+            return kept[0]
+        return self.claim(stage, ranges, ttl_ms=ttl_ms)
+
     def claim_some(
         self,
         stage: str,

@@ -63,6 +63,10 @@ class QuietWatch:
         self._positions: dict[str, Mapping[str, str]] = {}
         """By source of topics: where the last batch has read its partitions to."""
         self._leases: dict[str, Lease] = {}
+        self._idle: dict[str, Lease] = {}
+        """By keyed stage that is idle: the lease on its ranges."""
+        self._idle_after: int | None = None
+        """The epoch after which the leases were claimed."""
         self._unwatched = UnwatchedLeases(query, not_final, client, clock)
         self._found_nothing_ms: int | None = None
         self._watch_again_ms: int | None = None
@@ -72,6 +76,11 @@ class QuietWatch:
     def due_ms(self) -> int | None:
         """The instant at which unwatched leases are due, on the steady clock; None: there are none."""
         return self._unwatched.due_ms
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The keyed stages that are held by short leases, since they are idle."""
+        return frozenset(self._idle)
 
     def report_backlogs(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
         """Report that shards without rows in a batch may have some that it has not read.
@@ -144,18 +153,19 @@ class QuietWatch:
         *,
         polls: bool,
         drained: bool,
-    ) -> bool:
-        """Report that a query polls its sources and finds nothing, while that is so. Return whether
-        that has ended with this call: the leases are short, and others have to take their place.
+    ) -> frozenset[str]:
+        """Report that a query polls its sources and finds nothing, while that is so. Return the keyed
+        stages for which that has ended with this call: their leases are short, and others have to take
+        their place.
 
         It does not poll while it waits, and a batch that it has just ended is still to be committed.
         Once it has `drained` its input, nothing more is to come.
         """
         now_ms = self._clock.steady_ms()
         if not polls or not self._finds_nothing(now_ms):
-            was_watching = self._watch_again_ms is not None
+            ended = self.held
             self._end(reporter, keeps=reporter.may_hold and not drained)
-            return was_watching
+            return ended
         self._unwatched.drop()
         if self._watch_again_ms is None or now_ms >= self._watch_again_ms:
             self._hold_watched(reporter, committed)
@@ -165,7 +175,7 @@ class QuietWatch:
         if now_ms >= self._report_again_ms and committed.epoch >= 0 and not drained:
             self._report_backlogs(reporter, committed)
             self._report_again_ms = now_ms + _REPORT_MS
-        return False
+        return frozenset()
 
     def _finds_nothing(self, now_ms: int) -> bool:
         """Return whether the query has polled its sources just now, and found nothing.
@@ -186,7 +196,6 @@ class QuietWatch:
 
         The lease proves that the query polls. Once a batch has something to read, it is not renewed.
         """
-        self._leases.clear()
         for stage in self._stages.watched:
             self._in_flight.forget(stage)
             shards = sorted(self._not_final[stage])
@@ -194,18 +203,33 @@ class QuietWatch:
             if stage in self._reported_backlogs or left:
                 reports = self._polled(stage, shards, left)
                 reported = reporter.report_shards(stage, reports, ttl_ms=WATCH_MS)
+                self._leases.pop(stage, None)
                 if len(reported) == len(shards) and not left:
                     self._reported_backlogs.discard(stage)
                 else:
                     self._reported_backlogs.add(stage)
-            elif shards and (lease := reporter.claim(stage, shards, ttl_ms=WATCH_MS)):
-                self._leases[stage] = lease
+            elif shards:
+                held = self._leases.get(stage)
+                lease = reporter.hold(stage, shards, held, ttl_ms=WATCH_MS)
+                _set(self._leases, stage, lease)
+        if committed.epoch != self._idle_after:
+            # A task of the batch may have taken one of the ranges.
+            self._idle.clear()
+            self._idle_after = committed.epoch
         for stage, input_ms in committed.emitted_ms.items():
             if stage in self._query.may_idle and input_ms != MAX_MS:
                 # Its ranges keep nothing that has not come out.
-                lease = reporter.claim(stage, None, ttl_ms=WATCH_MS)
-                if lease is not None:
-                    reporter.report_progress(stage, lease, StageProgress(input_ms), idle=True)
+                self._hold_idle(reporter, stage, StageProgress(input_ms))
+
+    def _hold_idle(self, reporter: DriverReporter, stage: str, progress: StageProgress) -> None:
+        """Report that a keyed stage is idle, and claim its ranges unless the report renews a lease."""
+        held = self._idle.get(stage)
+        if held is not None and reporter.report_progress(stage, held, progress, idle=True):
+            return
+        lease = reporter.claim(stage, None, ttl_ms=WATCH_MS)
+        if lease is not None:
+            reporter.report_progress(stage, lease, progress, idle=True)
+        _set(self._idle, stage, lease)
 
     def _report_backlogs(self, reporter: DriverReporter, committed: Committed) -> None:
         """Report that nothing is left to do.
@@ -242,8 +266,16 @@ class QuietWatch:
         if keeps:
             self._unwatched.keep(reporter)
             self._leases.clear()
+        self._idle.clear()
         self._watch_again_ms = None
         self._report_again_ms = None
         leases, self._leases = self._leases, {}
         if leases:
             self._client.release(self._query.job, list(leases.values()))
+
+
+def _set(leases: dict[str, Lease], stage: str, lease: Lease | None) -> None:
+    if lease is None:
+        leases.pop(stage, None)
+    else:
+        leases[stage] = lease

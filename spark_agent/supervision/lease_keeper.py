@@ -51,6 +51,8 @@ class LeaseKeeper:
         self._epoch: int | None = None
         """The last committed epoch that it has seen."""
         self._due_ms = 0
+        self._due_soon: frozenset[str] = frozenset()
+        """Stages that are due before."""
         self._work_due_ms = 0
         self._with_work: dict[str, set[str]] = {}
         """By source: shards that are reported to have work."""
@@ -60,32 +62,38 @@ class LeaseKeeper:
         """The instant of the next claims, on the steady clock."""
         return self._due_ms
 
-    def renew_soon(self) -> None:
-        """Let the next step claim: the driver has held ranges by short leases, which nothing renews."""
-        self._due_ms = 0
+    def renew_soon(self, stages: Collection[str]) -> None:
+        """Let the next step claim these stages: they were held by short leases, which nothing renews."""
+        self._due_soon |= frozenset(stages)
 
     def keep(
-        self, reporter: DriverReporter, committed: Committed, *, oldest_ms: int, waits: bool
+        self,
+        reporter: DriverReporter,
+        committed: Committed,
+        *,
+        oldest_ms: int,
+        waits: bool,
+        held: Collection[str] = (),
     ) -> None:
         """Claim every stage's ranges, as often as the leases need it, and report their work.
 
         `oldest_ms`: everything that arrived before this moment of the wall clock is committed. `waits`:
-        the next batch waits, and is not planned.
+        the next batch waits, and is not planned. `held`: stages that are idle, and held by other leases.
         """
         now_ms = self._clock.steady_ms()
         if committed.epoch != self._epoch:
             self._epoch = committed.epoch
             self._work_due_ms = now_ms + self._between_works_ms(committed)
             self._end_work(reporter)
-        if now_ms < self._due_ms:
-            return
-        has_committed = committed.epoch >= 0
-        is_due = has_committed and now_ms >= self._work_due_ms
-        has_work = is_due and not waits and self._is_in_batch()
+        is_due = now_ms >= self._due_ms
+        due_ms = now_ms + self._interval_ms if is_due else self._due_ms
+        is_work_due = is_due and committed.epoch >= 0 and now_ms >= self._work_due_ms
+        has_work = is_work_due and not waits and self._is_in_batch()
         if has_work:
             self._work_due_ms = now_ms + self._between_works_ms(committed)
-        pause_ms = self._interval_ms
         for stage in self._stages:
+            if stage in held or not (is_due or stage in self._due_soon):
+                continue
             try:
                 lease = reporter.claim_some(stage, None)
             except LeaseConflict as conflict:
@@ -94,9 +102,10 @@ class LeaseKeeper:
                 free_ms = lease.free_in_ms
                 if has_work:
                     self._report_work(reporter, stage, lease, committed, oldest_ms)
-            # A task's lease expires: its range would be without a worker until the next claim.
-            pause_ms = pause_ms if free_ms is None else min(pause_ms, free_ms)
-        self._due_ms = now_ms + pause_ms
+            if free_ms is not None:
+                # A task's lease expires: its range would be without a worker until the next claim.
+                due_ms = min(due_ms, now_ms + free_ms)
+        self._due_ms, self._due_soon = due_ms, frozenset()
 
     def _between_works_ms(self, committed: Committed) -> int:
         return max(self._interval_ms, committed.duration_ms)

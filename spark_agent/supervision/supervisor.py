@@ -507,20 +507,21 @@ class Supervisor:
         self._complete.report(reporter, self._commits.pending, committed.epoch)
         self._clock_promises.report(reporter, at_end=self._shutdown_deadline_ms is not None)
         self._in_flight.report(reporter, self._finalisation.not_final)
-        if self._quiet.watch(
+        ended = self._quiet.watch(
             reporter,
             committed,
             # A batch that has ended meanwhile is still in the inbox.
             polls=self._waits.because is None and self._inbox.empty(),
             drained=self._finalisation.is_drained,
-        ):
-            self._leases.renew_soon()
+        )
+        self._leases.renew_soon(ended)
         if reporter.may_hold and not self._finalisation.is_drained:
             self._leases.keep(
                 reporter,
                 committed,
                 oldest_ms=self._read.all_ms,
                 waits=self._waits.because is not None,
+                held=self._quiet.held,
             )
         if self.query.bounded and self.running.failure is None:
             self._finalisation.check_drained(committed.epoch)
