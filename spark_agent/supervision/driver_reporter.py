@@ -31,7 +31,8 @@ class DriverReporter:
     """Claims ranges and reports for them, with the driver's rank after one epoch.
 
     A report ends the retirement of its range. So of a retired range, only news are reported: a report
-    of facts alone is left out, as if it had been made.
+    of facts alone is left out, as if it had been made. While the retired ranges cannot be looked up,
+    facts are left out of any range, unless the service could be early without them.
     """
 
     client: Client
@@ -46,8 +47,8 @@ class DriverReporter:
     """The last batch that Spark had committed when the query started; -1: none."""
     has_ended: bool = False
     """True once the query has ended: a batch that it leaves uncommitted was interrupted."""
-    retired: Callable[[str], frozenset[str]] = _not_one
-    """Returns the retired ranges of a stage."""
+    retired: Callable[[str], frozenset[str] | None] = _not_one
+    """Returns the retired ranges of a stage; None: they are not known now."""
 
     def claim(
         self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
@@ -115,9 +116,11 @@ class DriverReporter:
         ttl_ms: int | None = None,
         watched: bool = True,
     ) -> list[str]:
-        """Report for shards of a source; return the granted ones, and those that are left out."""
+        """Report for shards of a source; return the granted ones, and the retired ones left out."""
         left_out = sorted(self._left_out(stage, reports))
         due = {shard: reports[shard] for shard in sorted(reports) if shard not in left_out}
+        if left_out and self.retired(stage) is None:
+            left_out = []  # they are due again
         if not due:
             return left_out
         try:
@@ -136,7 +139,13 @@ class DriverReporter:
 
     def _left_out(self, stage: str, reports: Mapping[str, RangeReport]) -> frozenset[str]:
         facts = {name for name, report in reports.items() if not report.has_news}
-        return self.retired(stage) & facts if facts else frozenset()
+        retired = self.retired(stage) if facts else frozenset[str]()
+        if retired is not None:
+            return retired & facts
+        # Any other report keeps a shard from looking quiet.
+        return frozenset(
+            each for each in facts if reports[each].records == 0 and not reports[each].backlog
+        )
 
     def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:
         """Report under a lease; return whether it was not lost to the next batch's tasks meanwhile."""
@@ -167,9 +176,10 @@ class DriverReporter:
         that are not retired.
         """
         report = RangeReport(idle=idle, holds=progress.holds, oldest_work_ms=oldest_work_ms)
-        reports = dict.fromkeys(lease.granted, report)
-        for left_out in () if is_new else self._left_out(stage, reports):
-            del reports[left_out]
+        left_out = frozenset[str]() if is_new else self.retired(stage)
+        if left_out is None:
+            return True
+        reports = {each: report for each in lease.granted if each not in left_out}
         if not reports:
             return True
         try:

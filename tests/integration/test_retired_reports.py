@@ -13,6 +13,7 @@ from spark_agent.clock import SystemClock
 from spark_agent.supervision.driver_reporter import DriverReporter
 from spark_agent.supervision.pending_reports import PendingReports
 from spark_agent.supervision.retired_ranges import RetiredRanges
+from tests.support.gateway import Gateway
 from tests.support.server import Service
 from tests.unit.agent.queries import TIMING
 
@@ -42,8 +43,14 @@ class Case:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Iterator[Case]:
-    with Service(tmp_path) as service, Client(service.url) as client:
+def service(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def case(service: Service) -> Iterator[Case]:
+    with Client(service.url) as client:
         yield Case(client)
 
 
@@ -78,3 +85,25 @@ def test_a_batch_ends_the_retirement_of_a_key_range_without_a_task(case: Case) -
     pending.report(case.step())
     assert case.retired("k") == []
     assert not pending
+
+
+def test_a_look_up_that_fails_keeps_no_backlog_from_the_service(service: Service) -> None:
+    """The epoch was not committed meanwhile. A report that is sent may end a retirement, which is safe.
+    Those without which the service is never early are left out.
+    """
+    with Gateway(service.url, lambda path, _: path.endswith("/watermarks")) as gateway:
+        case = Case(Client(gateway.url, patience_ms=100))
+        read = {"a": RangeReport(5, records=1), "b": RangeReport(5, records=1)}
+        case.step().report_shards("s", read)
+        case.client.retire(JOB, "s", "b", "it is gone")
+        case.client.retire(JOB, "k", LEFT, "it is gone")
+        nothing = RangeReport(records=0, backlog=0)
+        assert case.step().report_shards("s", {"a": nothing, "b": nothing}) == []
+        lease = case.step().claim_some("k", None)
+        assert case.step().report_progress("k", lease, StageProgress(5), idle=True)
+        assert (case.retired("s"), case.retired("k")) == (["b"], [LEFT])
+        some = RangeReport(backlog=1)
+        reporter = case.step()
+        assert reporter.report_shards("s", {"a": some, "b": some}) == ["a", "b"]
+        assert reporter.report_shards("s", {"a": some}) == ["a"]
+        assert case.retired("s") == []
