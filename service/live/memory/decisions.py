@@ -30,6 +30,7 @@ def settle(job: LiveJob, stage: str, decisions: Sequence[Settled], wall_ms: int)
         table.apply([index], [each.promise], [each.idle], wall_ms=wall_ms)
         if each.idle:
             table.idle_by_policy.add(index)
+    job.note_returns(stage)
     return is_ahead(table.agreement, state.view.watermark)
 
 

@@ -103,6 +103,8 @@ def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed
         applied[name] = _apply_epoch(
             job, state, commit.epoch, stage_commit, now_ms=now_ms, wall_ms=wall_ms
         )
+        if state.table is not None:
+            job.note_returns(name)
         state.epoch = commit.epoch
         policy = job.pipeline.stages[name].policy.idle
         if policy is not None:

@@ -157,6 +157,7 @@ def end(job: LiveJob, lease: Lease, reason: LostReason, now_ms: int) -> None:
     freed = table.owned(lease.fence, lease.members)
     table.own(freed, NOBODY)
     table.held_since_ms[freed] = min(lease.deadline_ms, now_ms)
+    job.note_returns(lease.stage)
     forget(job, lease, reason)
 
 

@@ -132,7 +132,7 @@ class RangeTable:
         self.notes = RangeNotes(size)
         self.changed = ChangedChunks()
         self.returned: set[int] = set()
-        """Ranges that have returned (see `awaits_revision`), until `LiveJob.has_returned`."""
+        """Ranges that have returned (see `awaits_revision`), until `LiveJob.note_returns`."""
         self.leased = 0
         self._promise_view = self._promise.data
         self._owner_view = self.owner.data

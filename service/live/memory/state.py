@@ -106,15 +106,19 @@ class LiveJob:
             raise refusals.unknown_stage(self.name, name)
         return found
 
-    def has_returned(self, name: str) -> bool:
-        """Return whether a range of a stage has returned since the last revision."""
+    def note_returns(self, name: str) -> None:
+        """Note which ranges of a stage have returned in this step, and the revision of the job."""
         stage, table = self.table(name)
         if table.returned:
             # Those of an earlier revision wait no longer.
             is_later = stage.returned_at != self.revision
             stage.returned = table.returned if is_later else stage.returned | table.returned
             stage.returned_at, table.returned = self.revision, set()
-        return awaits_revision(stage.returned_at, self.revision)
+
+    def has_returned(self, name: str) -> bool:
+        """Return whether a range of a stage has returned since the last revision."""
+        self.note_returns(name)
+        return awaits_revision(self.stages[name].returned_at, self.revision)
 
     def awaits_revision(self, name: str, rows: Rows) -> bool:
         """Return whether an answer to these ranges of a stage must wait for the next revision."""
