@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from service.aggregator.columns import Columns, on_columns
-from service.aggregator.health import Examiner, ended_text
+from service.aggregator.health import Examiner, Trouble, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
@@ -113,13 +113,14 @@ class Explainer:
         elif holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
         own = await self._own_problem(view, stage, root, observed, now)
-        because += found.besides + own + _retired_text(retired)
+        besides = "" if own is None else f"; besides, {own.because}"
+        because += found.besides + besides + _retired_text(retired)
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            found.remedy,
+            found.remedy or (None if own is None else own.remedy),
             way,
             holders,
             held.total,
@@ -133,15 +134,15 @@ class Explainer:
         root: str,
         observed: Mapping[str, StageObservation],
         now: Instant,
-    ) -> str:
-        """Return the worst problem of the explained stage itself, as the end of a sentence.
+    ) -> Trouble | None:
+        """Return the worst problem of the explained stage itself; None: it has none, or is the root.
 
         The stage waits for its input first. Once the input has come, the stage waits for itself.
         """
         if stage == root or stage not in observed:
-            return ""
+            return None
         troubles = await self._examiner.troubles(view, stage, observed[stage], now)
-        return f"; besides, {troubles[0].because}" if troubles else ""
+        return troubles[0] if troubles else None
 
     async def _problems(
         self,
@@ -263,10 +264,10 @@ def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
     if len(indices) > 1:
         without: int | None = least
     else:
-        others = values[~at]
-        # A shard that is final and idle is final.
-        counts = ~(seen.idle & (seen.promises != MAX))[~at] | (not is_source)
-        without = int(others.min()) if bool(counts.any()) else None
+        others = int(values[~at].min(initial=MAX))
+        # Without an active one, the least of all promises counts (see `agree`).
+        least_of_all = int(seen.promises[~at].min(initial=MAX))
+        without = None if at.all() else others if others < MAX else least_of_all
     longest = lowest(seen.raised_at_ms.take(indices), limit)
     return _Held(
         indices[longest].tolist(), len(indices), least, None if without == MIN else without

@@ -7,7 +7,7 @@ differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from service.errors import InvalidRequestError, UnavailableError, UnknownStageEr
 from service.frontier.columns import Int64s, lowest
 from service.frontier.durations import moment_text
 from service.frontier.explain import Reason
+from service.frontier.graph import StageWatermark
 from service.frontier.health import (
     SEVERITIES,
     Health,
@@ -34,6 +35,7 @@ from service.frontier.health import (
     past,
     silent_ranges,
     stalled_ranges,
+    waiting_stages,
     worst,
 )
 from service.frontier.ranges import KeyLayout
@@ -124,12 +126,14 @@ class Examiner:
         observed = {name: seen for name, seen in observed.items() if name in view.stages}
         found = await self.healths(view, view.pipeline.order, observed, now)
         watermarks = {name: each.watermark for name, each in view.stages.items()}
+        least = _least(view, observed, watermarks)
+        waiting = waiting_stages(view.pipeline, watermarks, found, least)
         problems: list[Problem] = []
         for name, seen in observed.items():
             if found[name] is Health.FINAL:
                 continue
             for trouble in await self.troubles(view, name, seen, now):
-                below = holds_back(view.pipeline, name, watermarks, found)
+                below = holds_back(view.pipeline, name, watermarks, waiting)
                 problems.append(
                     Problem(
                         view.name,
@@ -350,6 +354,15 @@ def _healths(
 ) -> Mapping[str, Health]:
     there = [name for name in stages if name in job.stages]
     watermarks = {name: job.stages[name].watermark for name in there}
+    return healths(job.pipeline, there, watermarks, vitals, _least(job, observed, watermarks))
+
+
+def _least(
+    job: JobView,
+    observed: Mapping[str, StageObservation],
+    watermarks: Mapping[str, StageWatermark],
+) -> Callable[[str], int | None]:
+    """Return the function that returns a stage's least promise (None: without ranges)."""
 
     def least(stage: str) -> int | None:
         seen = observed.get(stage)
@@ -359,9 +372,9 @@ def _healths(
         follows = following(job.pipeline, {stage: seen}, observed, watermarks, {stage: promise})
         return follows.get(stage, promise)
 
-    return healths(job.pipeline, there, watermarks, vitals, least)
+    return least
 
 
-def worst_first(of: Problem) -> tuple[int, int, str, str]:
-    """Order problems: the worst first, of equal ones the oldest."""
-    return badness(of.health), of.since_ms or MAX, of.job, of.stage
+def worst_first(of: Problem) -> tuple[int, int, int, str, str]:
+    """Order problems: the worst first, of equal ones what most stages wait for, then the oldest."""
+    return badness(of.health), -len(of.holds_back), of.since_ms or MAX, of.job, of.stage

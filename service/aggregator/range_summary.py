@@ -105,7 +105,8 @@ class RangeSummaries:
         if seen is None:
             return RangeSummary(None, dict.fromkeys(Condition, 0), [], [], 0)
         # Before the columns change with the next `await`.
-        least = int(seen.promises.min(initial=MAX, where=~seen.idle))
+        waited_for = ~seen.idle | (not pipeline.stages[stage].is_source)
+        least = int(seen.promises.min(initial=MAX, where=waited_for))
         start, end = _bounds(window, len(seen.layout))
         digest = partial(_digest, start=start, window=window, now=now)
         found = await on_columns(digest, seen, start, end)

@@ -25,7 +25,7 @@ from service.errors import (
     PayloadTooLargeError,
     ProblemError,
 )
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_iso
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_iso, iso
 from service.model.pipeline_spec import NAME_PATTERN
 from service.telemetry.metrics import Metrics
 
@@ -321,7 +321,7 @@ def span(request: Request, now_ms: int, default_ms: int | None = None) -> tuple[
         from_ms = EARLIEST if default_ms is None else max(until_ms - default_ms, EARLIEST)
     if from_ms > until_ms:
         raise InvalidRequestError(
-            f"from is {from_ms}, which is after to, {until_ms}: it must not be later"
+            f"from is {iso(from_ms)}, which is after to, {iso(until_ms)}: it must not be later"
         )
     return from_ms, until_ms
 

@@ -44,8 +44,7 @@ _JOBS_A_ROUND = 100
 _AT_ONCE = 16
 """Number of jobs that a round reads and makes visible at once: a shared live store is a trip away."""
 
-_RETRY_FIRST_S = 0.05
-_RETRY_LAST_S = 1.0
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.05, 1.0
 
 _Prepared = tuple[JobView, JobRecord]
 """A record, with the view that it is based on."""
@@ -138,7 +137,8 @@ class Publisher:
 
     async def run(self) -> None:
         """Run rounds until `stop`."""
-        retry_s = _RETRY_FIRST_S
+        retry_s, loop = _RETRY_FIRST_S, asyncio.get_running_loop()
+        waking: asyncio.TimerHandle | None = None
         while not self._stopped:
             await self._wake.wait()
             await self._gather()
@@ -150,9 +150,10 @@ class Publisher:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)
                 self._wake.set()
-            else:
+            elif waking is None or waking.when() <= loop.time():
                 # Another replica changes the jobs that are left. All others go on meanwhile.
-                asyncio.get_running_loop().call_later(_RETRY_FIRST_S, self._wake.set)
+                waking = loop.call_later(retry_s, self._wake.set)
+                retry_s = min(2 * retry_s, _RETRY_LAST_S)
             # Those who were answered may report again, and those who came meanwhile already wait.
             self._expected = touches + self._touches
 
@@ -183,8 +184,7 @@ class Publisher:
         """Publish jobs that are touched now: all of them, or if they are many, first those for which
         requests wait.
 
-        Returns False if a job could not be published. Such a job stays touched, as do the jobs that are
-        left for the next round.
+        Returns False if a job could not be published. Such a job stays touched, as do those left over.
         """
         self._under_way, self._is_away = self._take(), False
         tracing = SWITCH.tracing

@@ -6,7 +6,7 @@ workers have died is `active`. The health is about the workers that would have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -260,24 +260,47 @@ def badness(of: Health) -> int:
     return _WORST_FIRST[of]
 
 
+def waiting_stages(
+    pipeline: Pipeline,
+    watermarks: Mapping[str, StageWatermark],
+    found: Mapping[str, Health],
+    lowest: Callable[[str], int | None],
+) -> frozenset[str]:
+    """Return the stages that wait for an input in trouble, also those that are in trouble themselves: a
+    stage waits for its input first, and for its own ranges once the input has come.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import KeyLayout, ShardLayout
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1))})
+    >>> at, dead = {"s": StageWatermark(output=9), "k": StageWatermark(9, 9)}, Health.NO_WORKER
+    >>> sorted(waiting_stages(flow, at, {"s": dead, "k": dead}, {"s": 9, "k": 9}.get))
+    ['k']
+    """
+    return frozenset(
+        name for name in found if waits_for_trouble(pipeline, name, watermarks, found, lowest)
+    )
+
+
 def holds_back(
     pipeline: Pipeline,
     root: str,
     watermarks: Mapping[str, StageWatermark],
-    found: Mapping[str, Health],
+    waiting: Collection[str],
 ) -> list[str]:
     """Return the downstream stages that wait for this one, in the pipeline's order.
+
+    `waiting`: see `waiting_stages`.
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import ShardLayout
     >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
     >>> at = {"s": StageWatermark(output=9), "u": StageWatermark(9, 9)}
-    >>> holds_back(flow, "s", at, {"s": Health.NO_WORKER, "u": Health.WAITING})
+    >>> holds_back(flow, "s", at, {"u"})
     ['u']
     """
     held: list[str] = []
     for name in pipeline.order:
-        if found.get(name) is Health.WAITING:
+        if name in waiting:
             slowest = slowest_inputs(pipeline.stages[name].inputs, watermarks)
             if any(each == root or each in held for each in slowest):
                 held.append(name)

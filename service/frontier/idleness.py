@@ -45,9 +45,8 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int, age_ms: i
 
     A gap between arrivals as long as the policy's time begins a new series, and so does a clock that was
     set back behind the last commit. A series begins with an arrival, so that an age which is too long
-    proves nothing. The evidence is never before the one before. A batch is planned after the evidence
-    before it: if its own looks older, the commit before was in flight for long, and its evidence looks
-    too new.
+    proves nothing. A batch is planned after the evidence before it: if its own looks older, the commit
+    before was in flight for long, and its evidence looked too new.
 
     >>> series = next_commit(None, 10, after_ms=100, age_ms=4)
     >>> series
@@ -55,7 +54,7 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int, age_ms: i
     >>> next_commit(series, 60, after_ms=100, age_ms=30)
     Commits(since_ms=10, last_ms=30, count=2, before_ms=6, arrived_ms=60)
     >>> next_commit(series, 60, after_ms=100, age_ms=55)
-    Commits(since_ms=10, last_ms=6, count=2, before_ms=5, arrived_ms=60)
+    Commits(since_ms=10, last_ms=5, count=2, before_ms=5, arrived_ms=60)
     >>> next_commit(series, 110, after_ms=100, age_ms=0)
     Commits(since_ms=110, last_ms=110, count=1, before_ms=110, arrived_ms=110)
     >>> next_commit(series, 9, after_ms=100, age_ms=0)
@@ -64,8 +63,7 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int, age_ms: i
     at_ms = now_ms - age_ms
     if series is None or not 0 <= now_ms - series.arrived_ms < after_ms:
         return Commits(now_ms, at_ms, 1, at_ms, now_ms)
-    last_ms, before_ms = max(series.last_ms, at_ms), min(series.last_ms, at_ms)
-    return Commits(series.since_ms, last_ms, series.count + 1, before_ms, now_ms)
+    return Commits(series.since_ms, at_ms, series.count + 1, min(series.last_ms, at_ms), now_ms)
 
 
 def repeat_commit(series: Commits, now_ms: int, *, age_ms: int) -> Commits:

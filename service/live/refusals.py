@@ -20,7 +20,7 @@ from service.errors import (
     UnknownRangeError,
     UnknownStageError,
 )
-from service.frontier.timestamps import to_wire
+from service.frontier.timestamps import MIN, to_wire
 from service.model.leases import Denied, LostReason
 from service.model.reports import MAX_REPORTED, Report
 
@@ -115,9 +115,9 @@ def epochs_waiting(stage: str, count: int) -> EpochsWaitingError:
 
 def input_ahead(stage: str, observed: int, published: int) -> InputAheadError:
     """Return the error: this input watermark was never published."""
+    where = "has none yet" if published == MIN else f"is at {published}"
     return InputAheadError(
-        f"input_watermark {observed} is ahead of stage {stage!r}: its input is at"
-        f" {to_wire(published)}",
+        f"input_watermark {observed} is ahead of the input of stage {stage!r}, which {where}",
         input_watermark=to_wire(published),
     )
 

@@ -315,6 +315,8 @@ def print_table(
     width, kept = None if wide else table_width(), list(rows)
     for line in table_lines(columns, kept, width):
         output().print(line, soft_wrap=True)
-    hidden = left_out(columns, kept, width)
+    if not kept and width is not None:
+        output().print("none", style="dim")
+    hidden = left_out(columns, kept, width) if kept else ()
     if hidden:
         output().print(f"-o wide also shows: {', '.join(hidden)}", style="dim", markup=False)

@@ -27,9 +27,9 @@ def explanation_tree(found: ExplainAnswer) -> Tree:
         reason.add(Text(remedy))
     branch = root
     for step in found["path"]:
-        branch = branch.add(
-            Text(f"{step['stage']} {_WAITS_FOR.get(step['reason'], step['reason'])}")
-        )
+        waits = _WAITS_FOR.get(step["reason"], step["reason"])
+        has_ended = step["stage"] == found["stage"] and stands == "ended"
+        branch = branch.add(Text(f"{step['stage']} {'has ended' if has_ended else waits}"))
     for holder in found["holders"]:
         leaf = branch.add(Text(f"{holder['range']}: {_reason(holder)}"))
         for line in _facts(holder):

@@ -149,7 +149,7 @@ def audit(
     _json: AsJson = False,
     _profile: ProfileName = None,
 ) -> None:
-    """Show the audit: created, changed, reset and deleted jobs, opened runs, made and revoked keys.
+    """Show the audit: changes and resets of jobs, runs, retired ranges, made and revoked keys.
 
     Examples: `tidegauge audit`, `tidegauge audit scores --limit 5 --json`
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -66,23 +66,28 @@ def runs(
             client.commits(job, stage)
         if print_data(form, found):
             return
-        current = _current(client, job, found["runs"])
+        current = _current(client, job, found["runs"], stage)
     if not found["runs"]:
         typer.echo(f"{f'stage {stage} of ' if stage else ''}job {job} does not have a run")
         return
-    print_table(_RUNS, [_row(each, current) for each in found["runs"]], wide=form == "wide")
+    print_table(_RUNS, [_row(each, current, stage) for each in found["runs"]], wide=form == "wide")
 
 
-def _current(client: Client, job: str, found: Sequence[RunLine]) -> Collection[int]:
-    """Return the runs that have not ended and still have a stage, after newer runs and resets."""
-    stages = {stage for each in found if each["outcome"] is None for stage in each["stages"]}
-    present = stages.intersection(client.job(job)[0]["stages"]) if stages else ()
-    held = (client.commits(job, stage)["run"] for stage in present)
-    return {run for run in held if run is not None}
+def _current(
+    client: Client, job: str, found: Sequence[RunLine], stage: str | None
+) -> Mapping[str, int | None]:
+    """Return the run that each stage belongs to, of the runs that have not ended; or of one stage."""
+    stages = {name for each in found if each["outcome"] is None for name in each["stages"]}
+    wanted = stages if stage is None else stages & {stage}
+    present = wanted.intersection(client.job(job)[0]["stages"]) if wanted else ()
+    return {name: client.commits(job, name)["run"] for name in sorted(present)}
 
 
-def _row(of: RunLine, current: Collection[int]) -> Sequence[str]:
-    goes_on = "goes on" if of["run"] in current else "fenced"
+def _row(of: RunLine, current: Mapping[str, int | None], stage: str | None) -> Sequence[str]:
+    held = [name for name in of["stages"] if current.get(name) == of["run"]]
+    left = [name for name in of["stages"] if name not in held] if held and stage is None else []
+    fenced = f" (without {', '.join(left)})" if left else ""
+    goes_on = f"goes on{fenced}" if held else "fenced"
     return (
         str(of["run"]),
         of["outcome"] or goes_on,

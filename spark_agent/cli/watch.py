@@ -105,8 +105,7 @@ def jobs(
                 each["slowest"],
                 instant_text(each["output_watermark"]),
                 lag_text(each["output_watermark"], each["data_lag_ms"]),
-                # Without an output watermark, none has risen.
-                "" if each["output_watermark"] is None else each["since"],
+                each["since"],
             )
             for each in found[:limit]
         ],

@@ -346,6 +346,31 @@ def test_moments_ahead_of_the_clock_are_corrected_once(
         runner.run(scenario())
 
 
+def test_moments_of_very_many_shards_follow_a_set_back(redis_server: RedisServer) -> None:
+    """Lua returns at most some thousand values at once: the step failed, and the job was restored."""
+
+    redis_server.command("FLUSHALL")
+
+    async def follow() -> None:
+        store = RedisLiveStore(redis_server.url, FakeClock())
+        await store.open()
+        names = [f"{number:05}" for number in range(9_000)]
+        await store.begin(installed(pipeline(shards=ShardLayout.of(names))))
+        await store.claim("j", "s", Claim(None, "x", 60_000, Rank()))
+        [moments] = [key for key in stage_keys("j", "s") if str(key).endswith(":moments")]
+        now = (await store.observe("j", ["s"]))[0].lease_ms
+        last = 8 * (2 * len(names) + 8_999)
+        redis_server.command("SETRANGE", moments, last, pack("<d", now + 3_600_000))
+        await store.follow_set_back("j", "s", 60_000)
+        instant, seen = await store.observe("j", ["s"])
+        assert not seen["s"].is_ahead_of(instant.lease_ms)
+        assert now <= int(seen["s"].held_since_ms[8_999]) <= instant.lease_ms
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(follow())
+
+
 def test_a_subscription_that_has_gone_silent_is_given_up(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,16 @@ def test_key_ranges_return_together_also_in_one_report(worker: Worker) -> None:
     assert worker.report(token, {LEFT: 6, RIGHT: 6}, stage="k", observed=MAX).returned
 
 
+def test_the_end_of_a_retirement_returns_the_key_ranges_that_were_idle_beside_it(
+    worker: Worker,
+) -> None:
+    token = idle_keys(worker, [LEFT])
+    worker.run(worker.live.retire("j", "k", RIGHT))
+    assert worker.agreement("k").idle
+    assert worker.report(token, {RIGHT: 5}, stage="k", observed=MAX).returned
+    assert worker.report(token, {LEFT: 5}, stage="k", observed=MAX).returned
+
+
 def test_after_a_change_of_the_layout_each_range_of_the_stage_waits(worker: Worker) -> None:
     release(worker, idle_shard(worker))
     more = pipeline(shards=ShardLayout.of(["a0", "a", "b"]))

@@ -346,6 +346,28 @@ async def test_a_shard_that_is_idle_by_policy_before_its_first_report_is_idle(
     )
 
 
+async def test_without_the_only_active_shard_the_least_idle_one_counts(job: Api) -> None:
+    """The value was missing, although a retirement of the shard would move the watermark to it."""
+    await job.report("s", await job.token("s"), {"a": 5, "b": {"watermark": 9, "idle": True}})
+    [holder] = (await explain(job, "s"))["holders"]
+    assert (holder["range"], holder["would_be"]) == ("a", 9)
+    path = f"{job.root}/stages/s/ranges/a/retire"
+    body = {"because": "gone", "dry_run": True}
+    planned = ok(await job.client.post(path, json=body))
+    assert planned["moves"][0]["after"]["output_watermark"] == 9
+
+
+async def test_a_besides_has_its_remedy(job: Api, gauge: InProcess) -> None:
+    """A stage without a worker waits for a sound input: nothing was said of the next thing to do."""
+    await job.report("s", await job.token("s"), {"a": 5, "b": 5})
+    await job.report("t", await job.token("t", ttl_ms=600_000), {"0": 9})
+    await job.report("k", await job.token("k", ttl_ms=1_000), {KEYS: {}}, input_watermark=5)
+    gauge.advance(2_000)
+    body = await explain(job, "k")
+    assert "; besides, 1 of 1 ranges of k has no worker" in body["because"]
+    assert "Start the program again" in body["remedy"]
+
+
 async def test_a_shard_that_is_final_and_idle_is_final_without_the_others(job: Api) -> None:
     token = await job.token("s")
     await job.report("s", token, {"a": {"final": True}})

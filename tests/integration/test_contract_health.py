@@ -189,6 +189,23 @@ async def test_every_root_cause_is_listed_the_worst_first(job: Api, gauge: InPro
     assert sorted(listed[1:]) == [("clicks", "no_worker", 24), ("sessions", "no_worker", 1)]
 
 
+async def test_a_stage_and_its_input_in_trouble_at_one_watermark(job: Api, gauge: InProcess):
+    """The problem of the stage had the stages below, and that of its input none."""
+    await all_well(job)
+    gauge.advance(25 * MINUTES)
+    taps = await job.token("taps", ttl_ms=600_000)
+    await job.report("taps", taps, {"0": 99})
+    problems = (await job.problems())["problems"]
+    assert [(each["stage"], each["holds_back"]) for each in problems] == [
+        ("clicks", ["sessions", "both"]),
+        ("sessions", ["both"]),
+    ]
+    explained = ok(await job.client.get(f"{job.root}/stages/both/explain"))
+    assert [each["stage"] for each in explained["path"]] == ["both", "sessions", "clicks"]
+    own = ok(await job.client.get(f"{job.root}/stages/sessions/explain"))
+    assert own["remedy"] == problems[0]["remedy"]
+
+
 async def test_a_silence_does_not_begin_with_the_last_input(job: Api):
     """`since` of the problem moved with each advance of the input."""
     sessions = await job.token("sessions")

@@ -168,8 +168,7 @@ def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> 
     [head, row, _, *problem] = run("jobs", water.job, *water.url).stdout.splitlines()
     assert problem[0].startswith(f"{water.job}: silent: ")
     assert head.split()[:5] == ["job", "stages", "health", "slowest", "stage"]
-    # Without an instant of a change: only the input of `hourly` has changed.
-    assert row.split() == [water.job, "2", "silent", "hourly", "none", "yet"]
+    assert row.split()[:-1] == [water.job, "2", "silent", "hourly", "none", "yet"]
     listed = json.loads(run("jobs", "--json", "--limit", "10000", *water.url).stdout)["jobs"]
     [ours] = [each for each in listed if each["job"] == water.job]
     assert (ours["slowest"], ours["output_watermark"]) == ("hourly", None)
@@ -185,6 +184,18 @@ def test_jobs_are_in_the_order_of_the_page(water: Water) -> None:
     found = json.loads(run("jobs", f"{water.job}-*", "--json", *water.url).stdout)["jobs"]
     assert [each["job"] for each in found] == [f"{water.job}-b", f"{water.job}-a"]
     assert found[0]["since"] < found[1]["since"]
+
+
+def test_a_run_that_has_lost_a_stage_is_fenced_there(water: Water, tmp_path: Path) -> None:
+    """`runs JOB STAGE` showed the run as going on, unlike the page."""
+    applied(water, tmp_path)
+    water.client.open_run(water.job, ["taps", "hourly"], holder="nightly")
+    water.client.open_run(water.job, ["taps"], holder="other")
+    of_job = run("runs", water.job, *water.url).stdout
+    assert "goes on (without taps)" in of_job
+    of_stage = run("runs", water.job, "taps", *water.url).stdout.splitlines()
+    assert [line.split()[1] for line in of_stage[1:3]] == ["goes", "fenced"]
+    assert "goes on (without" not in run("runs", water.job, "hourly", *water.url).stdout
 
 
 def test_an_idle_stage_is_not_the_slowest_one(water: Water) -> None:

@@ -73,13 +73,17 @@ def wait(
     return behind
 
 
-def note_unfinished(state: LiveStage, table: RangeTable, *, now_ms: int) -> None:
-    """Note anew the ranges that reports left unfinished which still wait. Facts that are applied before
-    end the earlier note.
+def note_unfinished(state: LiveStage, table: RangeTable, rows: Rows, *, now_ms: int) -> None:
+    """Note anew those of some ranges that reports left unfinished which still wait. Facts that are
+    applied before end the earlier note.
     """
+    if not state.waiting or not table.facts:
+        return
+    indices = as_list(rows)
     for reports in state.waiting.values():
-        for index, report in reports.items():
-            if report.unfinished:
+        for index in indices:
+            report = reports.get(index)
+            if report is not None and report.unfinished:
                 table.note_waiting(index, LEFT_UNFINISHED, now_ms=now_ms)
 
 
@@ -168,7 +172,7 @@ def _apply_epoch(
     facts = [report.facts_at_commit for report in waiting.values()]
     indices = list(waiting)
     table.keep_facts(indices, facts if any(facts) else None, now_ms=now_ms, wall_ms=wall_ms)
-    note_unfinished(state, table, now_ms=now_ms)
+    note_unfinished(state, table, indices, now_ms=now_ms)
     table.apply(indices, promises, table.staying_idle(indices, idle, facts), wall_ms=wall_ms)
     return len(waiting)
 

@@ -172,7 +172,7 @@ class RangeTable:
         return leaves_out(self.idle, len(self.retired), keyed=self._is_keyed)
 
     def _note_returned(self, indices: Iterable[int]) -> None:
-        """Note that ranges are idle no longer. Must be called while they are counted as idle."""
+        """Note that ranges are idle no longer, or retired. Must be called while they count as such."""
         if not self._is_keyed:
             self.returned.update(indices)
         elif are_idle_together(len(self), self.idle, self._final):
@@ -367,7 +367,9 @@ class RangeTable:
         Each of them holds its stage again, from its own promise on.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
-        self.returned.update(ended)
+        if ended:
+            self._note_returned(ended)
+            self.returned.update(ended)
         for index in ended:
             self.changed.note_end_of_retirement(index)
             self.retired.discard(index)
@@ -453,7 +455,6 @@ class RangeTable:
         old, new = staying(self.layout, layout)
         table.changed = self.changed.after_layout_change(len(layout), old, new)
         table.counts = self.counts
-        table.returned = {EVERY} if self.returned else set()
         if len(old):
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]

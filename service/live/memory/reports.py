@@ -35,7 +35,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     table.end_retirements(rows)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
-        note_unfinished(state, table, now_ms=now_ms)
+        note_unfinished(state, table, rows, now_ms=now_ms)
         idle = table.staying_idle(rows, report.idle, report.facts)
         behind = table.apply(rows, promises, idle, wall_ms=wall_ms)
     else:

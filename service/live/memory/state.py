@@ -117,11 +117,11 @@ class LiveJob:
 
     def has_returned(self, name: str) -> bool:
         """Return whether a range of a stage has returned since the last revision."""
-        self.note_returns(name)
         return awaits_revision(self.stages[name].returned_at, self.revision)
 
     def awaits_revision(self, name: str, rows: Rows) -> bool:
         """Return whether an answer to these ranges of a stage must wait for the next revision."""
+        self.note_returns(name)
         if not self.has_returned(name):
             return False
         returned = self.stages[name].returned

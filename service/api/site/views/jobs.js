@@ -55,15 +55,13 @@ function Search({ route, value }) {
 function Row({ job, nowMs, zone }) {
   const stillMs = nowMs - fromIso(job.since);
   const still = job.status !== "final" && stillMs > STILL_MS;
-  // Without an output watermark, only the input has changed.
-  const unchanged = job.output_watermark === null ? "–" : duration(stillMs);
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
     <td data-label="Health"><${Status} of=${job} />${job.because && html`<small class="cause">${moments(job.because, zone)}</small>`}</td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${lagText(job.output_watermark, nowMs)}</td>
-    <td data-label="Unchanged for" class=${still ? "still" : ""}>${unchanged}</td>
+    <td data-label="Unchanged for" class=${still ? "still" : ""}>${duration(stillMs)}</td>
     <td data-label="Last hour"><${Sparkline} job=${job.job} stage=${job.slowest} /></td>
   </tr>`;
 }

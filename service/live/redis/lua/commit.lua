@@ -65,7 +65,9 @@ for k, st in ipairs(stages) do
     write_totals(st)
     -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
-    note_unfinished(st)
+    local touched = {}
+    for _, block in ipairs(blocks) do touched[block] = true end
+    note_unfinished(st, touched)
     call('HSET', st.keys.state, 'epoch', epoch)
     add_count(st, '#late', late[k])
     add_count(st, '#corrections', corrections[k])

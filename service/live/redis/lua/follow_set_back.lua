@@ -13,13 +13,17 @@ local function corrected(index, given)
   return after_set_back(given, NOW, is_idle and after or 0)
 end
 
-local start = offset_of(st, HELD_SINCE, 0)
-for i, moment in ipairs((doubles(call('GETRANGE', st.keys.moments, start, start + 8 * st.n - 1)))) do
-  local is_watched = moment >= 0
-  local since = is_watched and moment or -moment - 1
-  if since > NOW then
-    local now = held_moment(corrected(i - 1, since), is_watched)
-    call('SETRANGE', st.keys.moments, start + 8 * (i - 1), struct.pack('<d', now))
+-- At most so many at a time: Lua returns no more values from one call.
+local PIECE = 4096
+for first = 0, st.n - 1, PIECE do
+  local start, count = offset_of(st, HELD_SINCE, first), math.min(PIECE, st.n - first)
+  for i, moment in ipairs((doubles(call('GETRANGE', st.keys.moments, start, start + 8 * count - 1)))) do
+    local is_watched = moment >= 0
+    local since = is_watched and moment or -moment - 1
+    if since > NOW then
+      local now = held_moment(corrected(first + i - 1, since), is_watched)
+      call('SETRANGE', st.keys.moments, start + 8 * (i - 1), struct.pack('<d', now))
+    end
   end
 end
 for _, field in ipairs(call('HKEYS', st.keys.facts)) do

@@ -20,7 +20,7 @@ for k, entry in ipairs(stages) do
   local returned = call('HGET', LEASES, 'q' .. entry[7])
   if returned then
     -- Its indices are those of the former layout.
-    call('HSET', LEASES, 'q' .. entry[7], cmsgpack.pack({cmsgpack.unpack(returned)[1], {EVERY}}))
+    call('HSET', LEASES, 'q' .. entry[7], string.sub(returned, 1, 8) .. cmsgpack.pack({EVERY}))
   end
   if not publish_view(entry[7], entry[8]) then call('HSETNX', VIEWS, entry[7], entry[8]) end
   local base = 4 * k

@@ -341,7 +341,13 @@ local function apply_report(st, report)
     end
     offset = offset + count
   end
-  if not epoch and st.has_facts then note_unfinished(st) end
+  if not epoch and st.has_facts then
+    local touched = {}
+    for _, span in ipairs(spans) do
+      for block = span[1], span[1] + span[2] - 1 do touched[block] = true end
+    end
+    note_unfinished(st, touched)
+  end
   offset = 0
   for _, run in ipairs(foreseen and joined[2] or {}) do
     apply_joined(st, run, part(packed_promises, offset, run[2]))

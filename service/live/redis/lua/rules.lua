@@ -125,7 +125,7 @@ end
 local function next_commit(series, now, after, age)
   local at = now - age
   if not series or now < series[5] or now - series[5] >= after then return {now, at, 1, at, now} end
-  return {series[1], math.max(series[2], at), series[3] + 1, math.min(series[2], at), now}
+  return {series[1], at, series[3] + 1, math.min(series[2], at), now}
 end
 
 local function repeat_commit(series, now, age)

@@ -40,13 +40,15 @@ local function keep_commits(st, series)
   call('HSET', st.keys.marks, COMMITS, struct.pack('<ddddd', unpack(series)))
 end
 
--- Notes anew the ranges that reports left unfinished which still wait. Facts that are applied before end the
--- earlier note. Mirrors the function of this name in service/live/memory/epochs.py.
-local function note_unfinished(st)
+-- Notes anew the ranges of some blocks (the keys of a table) that reports left unfinished which still wait. Facts that
+-- are applied before end the earlier note. Mirrors the function of this name in service/live/memory/epochs.py.
+local function note_unfinished(st, blocks)
   for _, epoch in ipairs(waiting_epochs(st)) do
     for _, block in ipairs(waiting_blocks(st, epoch)) do
-      for _, entry in ipairs(waiting_in(st, epoch, block)) do
-        if entry[7] then note_waiting(st, entry[1], true, true) end
+      if blocks[block] then
+        for _, entry in ipairs(waiting_in(st, epoch, block)) do
+          if entry[7] then note_waiting(st, entry[1], true, true) end
+        end
       end
     end
   end

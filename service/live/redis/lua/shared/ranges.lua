@@ -68,7 +68,7 @@ do
     st.returned[#st.returned + 1] = index
   end
 
-  -- Notes that a range is idle no longer. Must be called while it is counted as idle.
+  -- Notes that a range is idle no longer, or retired. Must be called while it is counted as such.
   local function note_returned(st, index)
     if st.source then
       append_returned(st, index)
@@ -84,10 +84,11 @@ do
     local earlier = promise_of(st, index, weight)
     if is_retired(st, index) then
       -- A report ends the retirement: the range holds its stage again, from its own promise on.
+      note_returned(st, index)
+      if not st.source then append_returned(st, index) end
       st.retired = st.retired - call('HDEL', st.keys.idle, index)
       if earlier == MIN then st.promised = st.promised - 1 end
       note_end_of_retirement(st, index)
-      append_returned(st, index)
     end
     local now, is_idle = join_report(earlier, reported, idle)
     if is_idle and now ~= MAX then
@@ -253,8 +254,12 @@ end
 local function returned_ranges(st)
   local raw = call('HGET', LEASES, 'q' .. st.name)
   if not raw then return {} end
-  local returned_at, indices = unpack(cmsgpack.unpack(raw))
-  return awaits_revision(returned_at, tonumber(call('HGET', META, 'revision'))) and indices or {}
+  local returned_at, rest = struct.unpack('<d', raw)
+  if awaits_revision(returned_at, tonumber(call('HGET', META, 'revision'))) then
+    return cmsgpack.unpack(string.sub(raw, rest))
+  end
+  call('HDEL', LEASES, 'q' .. st.name)
+  return {}
 end
 
 local write_totals
@@ -268,7 +273,7 @@ do
     for _, index in ipairs(st.returned) do indices[#indices + 1] = index end
     if #indices > MOST_RETURNED then indices = {EVERY} end
     local revision = tonumber(call('HGET', META, 'revision'))
-    call('HSET', LEASES, 'q' .. st.name, cmsgpack.pack({revision, indices}))
+    call('HSET', LEASES, 'q' .. st.name, struct.pack('<d', revision) .. cmsgpack.pack(indices))
     st.returned = nil
   end
 
