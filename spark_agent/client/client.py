@@ -393,8 +393,9 @@ class Client:
         `stages` maps each stage to the progress that the epoch ran with; None for a source.
         `late` has the late rows of some of these stages that no report counts. `corrections` has the
         values of some of these stages that correct emitted ones. Both are counted once, however often
-        the epoch is committed. `planned_ms` is the wall clock when the epoch's batch was planned: until
-        then, shards without a report were quiet. Each attempt sends the time since.
+        the epoch is committed. `planned_ms` is the moment when the epoch's batch was planned, on the
+        client's steady clock: until then, shards without a report were quiet. Each attempt sends the
+        time since.
         """
         body: Json = {
             "run": run,
@@ -408,7 +409,7 @@ class Client:
         def with_age() -> Json:
             if planned_ms is None:
                 return body
-            return body | {"evidence_age_ms": max(0, self._clock.wall_ms() - planned_ms)}
+            return body | {"evidence_age_ms": max(0, self._clock.steady_ms() - planned_ms)}
 
         with span("commit", job, run=run, epoch=epoch):
             answer = self._http.call("POST", f"{_job(job)}/commits", with_age)[0]

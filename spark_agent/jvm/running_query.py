@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -119,6 +120,8 @@ class RunningQuery:
     def _is_reachable(self) -> bool:
         try:
             return self._query is None or self._query.isActive is not None
+        except Py4JJavaError:
+            return True
         except Exception:  # noqa: BLE001  (a lost connection has several)
             return False
 

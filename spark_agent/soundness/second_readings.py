@@ -85,7 +85,12 @@ def _may_overlap(one: str, other: str) -> bool:
     (True, False)
     >>> _may_overlap("file:/in/tap*", "file:/in/taps"), _may_overlap("file:/in/tap*", "file:/in/out")
     (True, False)
+    >>> _may_overlap("file:/in/{a,b/c}", "file:/in/b/c")
+    True
     """
+    if "{" in one or "{" in other:
+        # Alternatives may have a slash.
+        return True
     segments = zip(one.rstrip("/").split("/"), other.rstrip("/").split("/"), strict=False)
     return all(_may_equal(*pair) for pair in segments)
 

@@ -65,10 +65,11 @@ class DriverReporter:
         """Renew a lease on ranges, or claim them; return None if others hold them.
 
         A claim ends the idleness of its ranges, and a renewal does not. A lease that lacks some of the
-        ranges is claimed anew.
+        ranges is claimed anew, and so is one that has lost some: packed reports are of all that was
+        granted.
         """
         kept = () if held is None else self.client.renew(self.job, [held])
-        if kept and set(ranges) <= set(kept[0].granted):
+        if held and kept and set(ranges) <= set(kept[0].granted) == set(held.granted):
             return kept[0]
         return self.claim(stage, ranges, ttl_ms=ttl_ms)
 
@@ -144,7 +145,11 @@ class DriverReporter:
             return retired & facts
         # Any other report keeps a shard from looking quiet.
         return frozenset(
-            each for each in facts if reports[each].records == 0 and not reports[each].backlog
+            each
+            for each in facts
+            if reports[each].records == 0
+            and not reports[each].backlog
+            and not reports[each].pending
         )
 
     def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:

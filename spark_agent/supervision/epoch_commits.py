@@ -47,7 +47,7 @@ class _Attempt:
 
     epoch: int
     planned_ms: int
-    """The wall clock when its trigger began: Spark polled the sources after that."""
+    """When its trigger began, on the steady clock: Spark polled the sources after that."""
     stages: Mapping[str, StageProgress | None]
     late: Mapping[str, int]
     corrections: Mapping[str, int]
@@ -93,7 +93,10 @@ class EpochCommits:
         self._sessions = sessions
         self._watermark_ms = 0
         """Spark's watermark in the latest batch that the service has taken."""
+        self._clock = clock
         self._uncommitted: CommittedBatch | None = None
+        self._planned_ms = 0
+        """When the trigger of the uncommitted batch began, on the steady clock."""
         self._unpromised: list[CommittedBatch] = []
         """Batches that strategies with state have still to count, oldest first."""
         self._late: Counter[str] = Counter()
@@ -125,6 +128,9 @@ class EpochCommits:
         self._latest_epoch = batch.epoch
         # Only the latest matters: watermarks rise from epoch to epoch.
         self._uncommitted = batch
+        # Once for all attempts: the wall clock, which Spark's progress has, may be set back meanwhile.
+        since_ms = max(self._clock.wall_ms() - batch.triggered_ms, batch.duration_ms)
+        self._planned_ms = self._clock.steady_ms() - since_ms
         self._read.note_batch(batch)
         self._unpromised.append(batch)
         self._sessions.add(batch)
@@ -220,7 +226,7 @@ class EpochCommits:
         elif earlier is not None:
             self._late.update(earlier.late)
             self._corrections.update(earlier.corrections)
-        attempt = _Attempt(batch.epoch, batch.triggered_ms, stages, +self._late, +self._corrections)
+        attempt = _Attempt(batch.epoch, self._planned_ms, stages, +self._late, +self._corrections)
         self._late.clear()
         self._corrections.clear()
         return self._send(run, attempt)
@@ -237,7 +243,8 @@ class EpochCommits:
                 attempt.stages,
                 late=attempt.late,
                 corrections=attempt.corrections,
-                planned_ms=attempt.planned_ms,
+                # Only idle policies take a commit as evidence. An older service rejects its age.
+                planned_ms=attempt.planned_ms if self._stages.watched else None,
             )
         except (StaleEpoch, InputAhead):
             self._attempt = None

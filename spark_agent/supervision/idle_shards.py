@@ -203,7 +203,10 @@ class QuietWatch:
             if stage in self._reported_backlogs or left:
                 reports = self._polled(stage, shards, left)
                 reported = reporter.report_shards(stage, reports, ttl_ms=WATCH_MS)
-                self._leases.pop(stage, None)
+                held = self._leases.pop(stage, None)
+                if shards and not reported:
+                    # Without a lease, the shards would look like those of a lost worker.
+                    _set(self._leases, stage, reporter.hold(stage, shards, held, ttl_ms=WATCH_MS))
                 if len(reported) == len(shards) and not left:
                     self._reported_backlogs.discard(stage)
                 else:

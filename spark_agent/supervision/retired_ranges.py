@@ -28,6 +28,8 @@ class RetiredRanges:
         self._counts: Mapping[str, int] | None = None
         self._names: dict[str, frozenset[str]] = {}
         self._has_failed = False
+        self._is_logged = False
+        """True if the present series of failures is logged."""
 
     def begin_step(self) -> None:
         """Forget the last step's answers."""
@@ -40,9 +42,16 @@ class RetiredRanges:
         if stage not in self._names and not self._has_failed:
             try:
                 self._names[stage] = self._look_up(stage)
+                self._is_logged = False
             except Unavailable as error:
                 self._has_failed = True
-                _log.debug("retired ranges of stage %s cannot be looked up: %s", stage, error)
+                if not self._is_logged:
+                    _log.warning(
+                        "retired ranges of stage %s cannot be looked up, so facts about ranges wait: %s",
+                        stage,
+                        error,
+                    )
+                self._is_logged = True
         return self._names.get(stage)
 
     def _look_up(self, stage: str) -> frozenset[str]:

@@ -77,12 +77,17 @@ class FakeClock:
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now_ms = now_ms
         self.pauses_ms: list[int] = []
+        self._ahead_ms = 0
 
     def wall_ms(self) -> int:
-        return self.now_ms
+        return self.now_ms + self._ahead_ms
 
     def steady_ms(self) -> int:
         return self.now_ms
+
+    def set_ahead(self, ms: int) -> None:
+        """Set the wall clock, which the steady one does not follow."""
+        self._ahead_ms += ms
 
     def pause(self, pause_ms: int) -> None:
         self.pauses_ms.append(pause_ms)

@@ -304,9 +304,11 @@ def test_a_commit_says_how_many_rows_came_late_only_if_some_did() -> None:
 def test_each_attempt_of_a_commit_has_the_age_of_its_evidence() -> None:
     clock = FakeClock()
     with Answers(Answer(503), Answer(503), Answer(200, {"applied": {}})) as server:
-        client(server, clock).commit("j", 3, 9, {"s": None}, planned_ms=clock.now_ms - 700)
-        # The wall clock was set back meanwhile.
-        client(server, clock).commit("j", 3, 9, {"s": None}, planned_ms=clock.now_ms + 1)
+        # The wall clock that is set back changes nothing.
+        planned_ms = clock.steady_ms() - 700
+        clock.set_ahead(-60_000)
+        client(server, clock).commit("j", 3, 9, {"s": None}, planned_ms=planned_ms)
+        client(server, clock).commit("j", 3, 9, {"s": None}, planned_ms=clock.steady_ms() + 1)
     assert [asked.body["evidence_age_ms"] for asked in server.asked] == [700, 751, 852, 0]
 
 

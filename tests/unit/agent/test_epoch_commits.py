@@ -37,14 +37,20 @@ AHEAD = Answer(
 )
 
 
-def epoch_commits(server: Answers, corrections: Mapping[int, int] = NO_CORRECTIONS) -> EpochCommits:
+def epoch_commits(
+    server: Answers,
+    corrections: Mapping[int, int] = NO_CORRECTIONS,
+    *,
+    clock: FakeClock | None = None,
+    has_idle_policy: bool = False,
+) -> EpochCommits:
     """Epochs of a query with a source and two keyed stages, whose client asks once.
 
     `corrections`: of its first keyed stage, by epoch.
     """
-    clock, notes = FakeClock(), NoNotes()
+    clock, notes = clock or FakeClock(), NoNotes()
     query = started(
-        [source("s")],
+        [source("s", has_idle_policy=has_idle_policy)],
         {"k": Promise(), "join": Promise()},
         on_lost_checkpoint="continue",
         corrections=lambda epoch: corrections.get(epoch, 0),
@@ -115,17 +121,29 @@ def test_a_service_that_is_away_for_one_commit_counts_late_rows_once_and_whole()
 
 
 def test_each_commit_is_dated_by_the_trigger_of_its_batch() -> None:
-    """Also one that is repeated before a later one, for its late rows."""
-    now_ms = FakeClock().now_ms
+    """Also one that is repeated before a later one, for its late rows, and after a step of the clock."""
+    clock = FakeClock()
+    now_ms = clock.now_ms
     with Answers(AWAY, TAKEN) as server:
-        commits = epoch_commits(server)
+        commits = epoch_commits(server, clock=clock, has_idle_policy=True)
         commits.add(replace(late(4, k=3), triggered_ms=now_ms - 900))
         with pytest.raises(Unavailable):
             commits.commit(7)
-        commits.add(replace(late(5), triggered_ms=now_ms - 200))
+        clock.set_ahead(-60_000)
+        # A batch is at least as old as it has lasted.
+        commits.add(replace(late(5), triggered_ms=now_ms - 200, duration_ms=150))
         commits.commit(7)
     dated = [(asked.body["epoch"], asked.body["evidence_age_ms"]) for asked in server.asked]
-    assert dated == [(4, 900), (4, 900), (5, 200)]
+    assert dated == [(4, 900), (4, 900), (5, 150)]
+
+
+def test_a_commit_that_is_not_evidence_has_no_age() -> None:
+    """An older service would reject it."""
+    with Answers(TAKEN) as server:
+        commits = epoch_commits(server)
+        commits.add(late(4))
+        commits.commit(7)
+    assert "evidence_age_ms" not in server.asked[0].body
 
 
 def test_late_rows_of_batches_that_were_never_committed_come_with_the_latest() -> None:
