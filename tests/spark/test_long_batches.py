@@ -137,9 +137,11 @@ def test_the_commit_of_a_long_batch_has_the_age_of_its_plan(flow: Flow, stuck: P
             ages_ms.append(body["evidence_age_ms"])
         return False
 
+    idle = {"after_ms": 60_000, "then": "exclude"}
+    spec = {**SPEC, SOURCE: {"shards": SHARDS, "idle": idle}}
     with (
         Gateway(flow.url, note_commit) as gateway,
-        Pipeline(gateway.url, JOB, SPEC, spark=flow.spark, poll="50 ms") as pipeline,
+        Pipeline(gateway.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline,
     ):
         rows = _hanging_source(flow, pipeline, stuck)
         rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
