@@ -172,7 +172,7 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> estimate(trace, now_ms=320, target=1_860).because
     'the stage has stood still for 30 ms, and an estimate needs 9 such pauses: fewer in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'the history is too short: an estimate needs 9 rises of 7.3 s each, and the last 293 ms have fewer'
+    'the history is too short: an estimate needs 9 advances by 7.3 s: fewer in the last 293 ms'
     >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
     'the stage has stood still since its first output watermark, for 283 ms'
     """
@@ -191,8 +191,8 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     completed = trace.output[:-1] + distance <= trace.output[-1]
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
         return NoEstimate(
-            f"the history is too short: an estimate needs {_NEEDED} rises of"
-            f" {duration_text(distance)} each, and the last {duration_text(history_ms)} have fewer"
+            f"the history is too short: an estimate needs {_NEEDED} advances by"
+            f" {duration_text(distance)}: fewer in the last {duration_text(history_ms)}"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:

@@ -223,8 +223,8 @@ def test_eta(service: Service, open_page: Opened):
             expect(answer).to_have_text(
                 re.compile(
                     "^An estimate for 2014-02-05 05:00:00Z is not possible:"
-                    " the history is too short: an estimate needs 9 rises of .* each,"
-                    r" and the last .* have fewer\.$"
+                    " the history is too short: an estimate needs 9 advances by .*:"
+                    " fewer in the last .*$"
                 )
             )
             page.get_by_label("Everything before").fill("2013-01-01T05:10:00")
