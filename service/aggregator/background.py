@@ -149,7 +149,7 @@ class Background:
     async def _save_promises(self) -> None:
         chunks = await self._store.unsaved()
         if chunks:
-            await self._ledger.checkpoint(chunks)
+            await self._ledger.checkpoint(chunks, self._clock.wall_ms())
             await self._store.note_saved(chunks)
 
     async def _apply_idle_policies(self) -> None:

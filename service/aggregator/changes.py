@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from service.aggregator.retirements import parts_of
 from service.ledger.port import Ledger, Span
-from service.model.audit import Action, AuditRecord
+from service.model.audit import Action, AuditRecord, parts_of
 from service.model.changes import Change
 from service.model.runs import RunRecord
 
@@ -45,6 +44,9 @@ def change_of(record: AuditRecord) -> Change:
     if action is Action.RETIRE_RANGE:
         stage, name, because = parts_of(record.detail)
         return Change(at_ms, action, (stage,), range=name, because=because or None)
+    if action is Action.RETURN_RANGE:
+        stage, name, _ = parts_of(record.detail)
+        return Change(at_ms, action, (stage,), range=name)
     if action is Action.CHANGE_JOB:
         version = record.detail.removeprefix(_LAYOUT)
         return Change(at_ms, action, layout_version=int(version) if version.isdigit() else None)

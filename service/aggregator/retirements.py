@@ -16,7 +16,7 @@ from service.frontier.retirement import counted_promise
 from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger
 from service.live import refusals
-from service.model.audit import Action, Actor, AuditRecord, Deed
+from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of
 from service.model.jobs import JobView
 from service.model.observations import StageObservation
 from service.model.reports import RangeView
@@ -63,27 +63,6 @@ class Retirement:
         if self.record is None:
             return None
         return self.record.detail.removeprefix(detail_of(self.stage, self.range, ""))
-
-
-def detail_of(stage: str, range_name: str, because: str) -> str:
-    """Return the detail of a retirement in the audit.
-
-    >>> detail_of("taps", "taps-3", "the site is closed")
-    'taps taps-3: the site is closed'
-    """
-    return f"{stage} {range_name}: {because}"
-
-
-def parts_of(detail: str) -> tuple[str, str, str]:
-    """Return the stage, the range and the reason in the detail of a retirement.
-
-    >>> parts_of("taps taps-3: closed: for good")
-    ('taps', 'taps-3', 'closed: for good')
-    """
-    # Names have neither blanks nor colons.
-    names, _, because = detail.partition(": ")
-    stage, _, range_name = names.partition(" ")
-    return stage, range_name, because
 
 
 class Retirements:

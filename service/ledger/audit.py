@@ -9,9 +9,12 @@ from sqlalchemy import Row, bindparam, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger.tables import audit
-from service.model.audit import Action, Actor, AuditRecord, Deed
+from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of
 
 _DETAIL = 1_000
+
+OF_RANGES = (Action.RETIRE_RANGE.value, Action.RETURN_RANGE.value)
+"""Actions whose detail begins with a stage and a range (see `detail_of`)."""
 
 TRIM_AUDIT = delete(audit).where(audit.c.at_ms < bindparam("b_keep_until_ms"))
 
@@ -37,6 +40,26 @@ async def write_audit(
         "detail": detail if len(detail) <= _DETAIL else detail[: _DETAIL - 1] + "…",
     }
     await db.execute(insert(audit), row)
+
+
+async def write_return(
+    db: AsyncConnection, job: str, stage: str, range_name: str, at_ms: int
+) -> None:
+    """Record that a retired range reports again, unless this is recorded already.
+
+    Replicas may save one end of a retirement twice. The job's row is locked, so one of them is first.
+    """
+    of_range = audit.c.detail.startswith(detail_of(stage, range_name, ""), autoescape=True)
+    newest = (
+        select(audit.c.action)
+        .where(audit.c.job == job, audit.c.action.in_(OF_RANGES), of_range)
+        .order_by(audit.c.number.desc())
+        .limit(1)
+    )
+    if (await db.execute(newest)).scalar_one_or_none() == Action.RETURN_RANGE.value:
+        return
+    deed = Deed(Action.RETURN_RANGE, Actor("", ""), at_ms)
+    await write_audit(db, deed, job=job, detail=detail_of(stage, range_name, "reports again"))
 
 
 async def read_audit(

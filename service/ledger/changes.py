@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import run_statements as run_sql
 from service.ledger import statements as sql
-from service.ledger.audit import record_of
+from service.ledger.audit import OF_RANGES, record_of
 from service.ledger.loading import unknown_job
 from service.ledger.port import RecordedChanges, Span
 from service.ledger.rows import run_of
@@ -20,6 +20,7 @@ _ACTIONS = (
     Action.RESET_JOB,
     Action.DELETE_JOB,
     Action.RETIRE_RANGE,
+    Action.RETURN_RANGE,
 )
 """Those without runs, which the ledger keeps apart. The index passes over the records of runs."""
 
@@ -41,9 +42,10 @@ async def find_changes(
         .limit(limit)
     )
     if stage is not None:
-        # The detail of a retirement begins with the stage. Names do not have blanks.
+        # The detail of a retirement, or of its end, begins with the stage. Names do not have blanks.
         of_stage = audit.c.detail.startswith(f"{stage} ", autoescape=True)
-        records = records.where(or_(audit.c.action != Action.RETIRE_RANGE.value, of_stage))
+        of_range = audit.c.action.in_(OF_RANGES)
+        records = records.where(or_(~of_range, of_stage))
     started = runs.c.started_at_ms.between(*span)
     ended = runs.c.ended_at_ms.between(*span)
     # Each run has at least one change, so the newest changes are of at most as many runs.

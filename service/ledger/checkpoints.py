@@ -9,6 +9,7 @@ from sqlalchemy import tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import statements as sql
+from service.ledger.audit import write_return
 from service.ledger.rows import chunk_row
 from service.ledger.tables import promise_chunks
 from service.model.checkpoints import COLUMNS, CheckpointChunk
@@ -29,8 +30,13 @@ class Checkpoints:
             >= tuple_(*(promise_chunks.c[name] for name in _ORDER)),
         )
 
-    async def save(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
-        """Save the chunks of the current layout, of jobs whose rows are locked."""
+    async def save(
+        self, db: AsyncConnection, chunks: Sequence[CheckpointChunk], at_ms: int
+    ) -> None:
+        """Save the chunks of the current layout, of jobs whose rows are locked.
+
+        The ends of retirements among them are recorded in the audit.
+        """
         if not chunks:
             return
         names = sorted({chunk.job for chunk in chunks})
@@ -49,3 +55,6 @@ class Checkpoints:
                 chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
             ]
             await db.execute(self._save_chunks, rows)
+        for (job, stage, _), chunk in newest.items():
+            for name in chunk.returned:
+                await write_return(db, job, stage, name, at_ms)

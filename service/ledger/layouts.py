@@ -34,7 +34,8 @@ async def change_layouts(
             [key | {"b_layout_since": layout_version} for key in keys],
         )
     await add_stages(db, layout, layout_version, at_ms)
-    await checkpoints.save(db, chunks_of(layout, incarnation, generation, layout_version))
+    chunks = chunks_of(layout, incarnation, generation, layout_version)
+    await checkpoints.save(db, chunks, at_ms)
 
 
 async def add_stages(

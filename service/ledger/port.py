@@ -216,8 +216,11 @@ class Ledger(Protocol):
         """
         ...
 
-    async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
-        """Save promises, except those of an older incarnation, generation, layout or stamp."""
+    async def checkpoint(self, chunks: Sequence[CheckpointChunk], at_ms: int) -> None:
+        """Save promises, except those of an older incarnation, generation, layout or stamp.
+
+        Ends of retirements in them are recorded in the audit, as of `at_ms`.
+        """
         ...
 
     async def history(

@@ -60,7 +60,7 @@ async def record_each(
         if recorded is not None:
             taken[record.job] = recorded
             chunks += record.chunks
-    await checkpoints.save(db, chunks)
+    await checkpoints.save(db, chunks, at_ms)
     return taken
 
 

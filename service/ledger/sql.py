@@ -272,16 +272,18 @@ class SqlLedger(Ledger):
 
     @override
     @run_to_completion
-    async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
+    async def checkpoint(self, chunks: Sequence[CheckpointChunk], at_ms: int) -> None:
         if chunks:
-            await self._checkpoint(chunks)
+            await self._checkpoint(chunks, at_ms)
 
     @writing
-    async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
+    async def _checkpoint(
+        self, db: AsyncConnection, chunks: Sequence[CheckpointChunk], at_ms: int
+    ) -> None:
         # Locked like any other write: once the next incarnation has begun from the saved chunks, none of
         # an earlier one may be added.
         await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
-        await self._checkpoints.save(db, chunks)
+        await self._checkpoints.save(db, chunks, at_ms)
 
     @override
     @reading

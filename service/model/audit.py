@@ -16,6 +16,8 @@ class Action(StrEnum):
     OPEN_RUN = "open-run"
     END_RUN = "end-run"
     RETIRE_RANGE = "retire-range"
+    RETURN_RANGE = "return-range"
+    """A retired range reports again."""
     CREATE_KEY = "create-key"
     REVOKE_KEY = "revoke-key"
 
@@ -49,3 +51,24 @@ class AuditRecord:
     """The name of the key that was created or revoked."""
     detail: str
     """Description of the change, in a few words."""
+
+
+def detail_of(stage: str, range_name: str, because: str) -> str:
+    """Return the detail of a retirement, or of its end.
+
+    >>> detail_of("taps", "taps-3", "the site is closed")
+    'taps taps-3: the site is closed'
+    """
+    return f"{stage} {range_name}: {because}"
+
+
+def parts_of(detail: str) -> tuple[str, str, str]:
+    """Return the stage, the range and the reason in the detail of a retirement.
+
+    >>> parts_of("taps taps-3: closed: for good")
+    ('taps', 'taps-3', 'closed: for good')
+    """
+    # Names have neither blanks nor colons.
+    names, _, because = detail.partition(": ")
+    stage, _, range_name = names.partition(" ")
+    return stage, range_name, because

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +47,8 @@ class CheckpointChunk:
     columns: Mapping[str, bytes]
     """By name, in the order of the layout: see `packed_column`. Ranges after the end of a column have
     its default."""
+    returned: Sequence[str] = ()
+    """Names of ranges whose retirement has ended, while its end is not saved: for the audit."""
 
 
 def packed_column(column: Int64s) -> bytes:

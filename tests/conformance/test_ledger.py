@@ -158,14 +158,14 @@ def test_each_job_begins_incarnations_of_its_own_and_they_rise(
 def test_a_new_incarnation_takes_nothing_that_rests_on_an_older_one(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
-    runner.run(ledger.checkpoint([chunk(1, 1, stamp=9)]))
+    runner.run(ledger.checkpoint([chunk(1, 1, stamp=9)], 5))
     stored = revive()
     assert promises(stored) == [1, 1]
     new = stored.installed.incarnation
     assert runner.run(ledger.record([record(output(5), chunks=(chunk(5, 5),))], 3)) == {}
-    runner.run(ledger.checkpoint([chunk(6, 6, stamp=99)]))
+    runner.run(ledger.checkpoint([chunk(6, 6, stamp=99)], 5))
     assert runner.run(ledger.get("j")).installed.stages["s"].view.watermark.output == MIN
-    runner.run(ledger.checkpoint([chunk(2, 2, incarnation=new, stamp=1)]))
+    runner.run(ledger.checkpoint([chunk(2, 2, incarnation=new, stamp=1)], 5))
     taken = runner.run(ledger.record([record(output(7), incarnation=new)], 4))
     assert taken["j"].views["s"].watermark.output == 7
     assert promises(revive()) == [2, 2]
@@ -221,8 +221,8 @@ def test_the_newest_checkpoint_stays_in_whatever_order_they_arrive(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
     for stamp in (2, 3, 1):
-        runner.run(ledger.checkpoint([chunk(stamp, stamp, stamp=stamp)]))
-    runner.run(ledger.checkpoint([chunk(5, 5, stamp=5), chunk(4, 4, stamp=4)]))
+        runner.run(ledger.checkpoint([chunk(stamp, stamp, stamp=stamp)], 5))
+    runner.run(ledger.checkpoint([chunk(5, 5, stamp=5), chunk(4, 4, stamp=4)], 5))
     runner.run(ledger.record([record(chunks=(chunk(3, 3, stamp=3),))], 2))
     assert promises(revive()) == [5, 5]
 
@@ -232,7 +232,7 @@ def test_every_column_of_a_checkpoint_comes_back(
 ) -> None:
     saved = {name: [10 * n, 10 * n + 1] for n, name in enumerate(COLUMNS, 1)}
     columns = {name: packed(*values) for name, values in saved.items()}
-    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=columns)]))
+    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=columns)], 5))
     stored = revive()
     assert {name: column(stored, name) for name in COLUMNS} == saved
 
@@ -241,8 +241,8 @@ def test_a_column_that_a_checkpoint_lacks_is_not_known(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
     newer = {name: packed(1, 1) for name in COLUMNS}
-    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=newer)]))
-    runner.run(ledger.checkpoint([chunk(7, 8, stamp=6)]))
+    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=newer)], 5))
+    runner.run(ledger.checkpoint([chunk(7, 8, stamp=6)], 5))
     assert column(revive(), "raised_at_ms") == [0, 0]
 
 
@@ -363,7 +363,7 @@ def test_what_new_ranges_inherit_gives_way_to_what_they_promise(
 ) -> None:
     change = NewLayout("j", FINER, ("k",), inherited([1, 1, 2, 2]))
     runner.run(ledger.replace(change, 1, 1, 2))
-    runner.run(ledger.checkpoint([chunk(3, 3, 3, 3, layout_since=2, stamp=1)]))
+    runner.run(ledger.checkpoint([chunk(3, 3, 3, 3, layout_since=2, stamp=1)], 5))
     assert promises(revive()) == [3, 3, 3, 3]
 
 
@@ -371,7 +371,7 @@ def test_a_checkpoint_of_another_layout_or_generation_is_left_out(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
     runner.run(ledger.replace(NewLayout("j", FINER, ("k",)), 1, 1, 2))
-    runner.run(ledger.checkpoint([chunk(9, 9), chunk(9, 9, stage="s", generation=2)]))
+    runner.run(ledger.checkpoint([chunk(9, 9), chunk(9, 9, stage="s", generation=2)], 5))
     stored = revive()
     assert promises(stored, "k") is None
     assert promises(stored, "s") is None
@@ -385,7 +385,7 @@ def test_a_stage_with_many_chunks_comes_back(ledgers: Reopen, runner: asyncio.Ru
     runner.run(ledger.create(NewLayout("j", spec, ("s", "k")), 1))
     values = list(range(size))
     chunks = [chunk(*values[n * CHUNK : (n + 1) * CHUNK], number=n) for n in (2, 0)]
-    runner.run(ledger.checkpoint(chunks))
+    runner.run(ledger.checkpoint(chunks, 5))
     stored = runner.run(ledger.begin_incarnations({"j": 1}, 2))["j"]
     back = promises(stored)
     assert back is not None

@@ -12,6 +12,7 @@ from service.errors import UnknownJobError
 from service.frontier.health import Outcome
 from service.ledger.port import Ledger, NewLayout, Span
 from service.model.audit import Action, Actor, AuditRecord, Deed
+from service.model.checkpoints import CheckpointChunk
 from service.model.keys import Key, Role, digest_of
 from service.model.runs import NewRun, RunEnd
 
@@ -138,6 +139,29 @@ def test_the_audit_is_read_in_pages_and_by_job(ledger: Ledger, runner: asyncio.R
     assert [r.job for r in rest] == ["a"]
     assert [r.job for r in runner.run(ledger.read_audit(9, None, "b"))] == ["b"]
     assert runner.run(ledger.read_audit(9, newest[-1].number, "b")) == []
+
+
+def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1, deed(Action.CREATE_JOB, 1)))
+    columns = {"promises": bytes(16)}
+    ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, columns, returned=("a",))
+
+    def actions() -> list[tuple[str, int]]:
+        records = runner.run(ledger.read_audit(9, None, "j"))
+        return [(each.deed.action.value, each.deed.at_ms) for each in reversed(records)]
+
+    for at_ms in (2, 6):
+        runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, at_ms), "j", "s a: gone"))
+        runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, at_ms), "j", "s b: gone"))
+        runner.run(ledger.checkpoint([ended], at_ms + 1))
+        runner.run(ledger.checkpoint([ended], at_ms + 2))
+    retired = ("retire-range", 2), ("retire-range", 2), ("return-range", 3)
+    again = ("retire-range", 6), ("retire-range", 6), ("return-range", 7)
+    assert actions() == [("create-job", 1), *retired, *again]
+    runner.run(ledger.checkpoint([replace(ended, layout_since=9, returned=("b",))], 9))
+    assert actions()[-1] == ("return-range", 7), "not of the stage's layout"
 
 
 def test_the_changes_of_a_job_are_its_runs_and_its_records(

@@ -192,7 +192,7 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
             heads = {head.job: head for head in await ledger.heads()}
             records = [either(heads[job], value) for job in order]
             await ledger.record(records, value)
-            await ledger.checkpoint([chunk for r in records for chunk in r.chunks])
+            await ledger.checkpoint([chunk for r in records for chunk in r.chunks], 5)
 
     async def upheave(ledger: SqlLedger, order: Sequence[str]) -> None:
         for _ in range(10):
@@ -343,7 +343,7 @@ def test_a_checkpoint_waits_for_the_incarnation_that_is_about_to_begin(
 ) -> None:
     with psycopg.connect(url.replace("+psycopg", "")) as holder:
         holder.execute("UPDATE jobs SET incarnation = 99 WHERE name = 'a'")
-        task = runner.run(_blocked(lambda: ledger.checkpoint(record("a", 1).chunks), server))
+        task = runner.run(_blocked(lambda: ledger.checkpoint(record("a", 1).chunks, 5), server))
         holder.commit()
     runner.run(_awaited(task))
     assert server.execute("SELECT count(*) FROM promise_chunks", name(url)) == [(0,)]

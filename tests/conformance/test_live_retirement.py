@@ -257,6 +257,28 @@ def test_the_end_of_a_retirement_is_reported_until_it_is_saved(worker: Worker) -
     )
 
 
+def test_a_checkpoint_names_the_ranges_that_have_returned_until_it_is_saved(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 9})
+    retire(worker, "a")
+    retire(worker, "b")
+    assert returned(worker) == []
+    worker.report(token, {"b": 10})
+    assert returned(worker) == ["b"]
+    worker.report(token, {"a": 6})
+    assert returned(worker) == ["a", "b"]
+    retire(worker, "b")
+    assert returned(worker) == ["a"], "the other one is retired again"
+    saved(worker)
+    worker.report(token, {"a": 7})
+    assert returned(worker) == []
+
+
+def returned(worker: Worker) -> list[str]:
+    chunks = worker.run(worker.live.unsaved())
+    return sorted(name for chunk in chunks for name in chunk.returned)
+
+
 def test_the_end_of_a_retirement_is_reported_until_it_is_saved_in_another_layout(
     worker: Worker,
 ) -> None:

@@ -123,6 +123,23 @@ async def test_it_is_in_the_audit_and_in_each_view(job: Api, gauge: InProcess) -
     assert 'tidegauge_retired_ranges{job="job",stage="clicks"} 0.0' in text
 
 
+async def test_its_end_is_in_the_audit_and_in_the_changes_once(job: Api, gauge: InProcess) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    gauge.advance(1_000)
+    token = await job.token("taps", ranges=["t-2"])
+    await job.report("taps", token, {"t-2": 10})
+    await job.report("taps", token, {"t-2": 11})
+    newest, before, *_ = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
+    assert (newest["action"], newest["detail"]) == ("return-range", "taps t-2: reports again")
+    assert (newest["by"], newest["address"]) == ("", "")
+    assert before["action"] == "retire-range"
+    (change, *_) = (await job.changes("?stage=taps"))["changes"]
+    assert change["detail"] == "range t-2 of taps reports again: its retirement has ended"
+    assert (change["range"], change["because"]) == ("t-2", None)
+    others = (await job.changes("?stage=clicks"))["changes"]
+    assert "return-range" not in {each["action"] for each in others}
+
+
 async def test_a_retired_range_is_not_a_problem(api: Api, gauge: InProcess) -> None:
     await api.define({"taps": {"shards": ["t-0", "t-1"]}})
     token = await api.token("taps", ranges=["t-0"], ttl_ms=600_000)

@@ -32,7 +32,7 @@ class ChangeLine(Struct, frozen=True):
     ]
     run: Run | None
     outcome: Annotated[Outcome | None, Meta(description="The outcome of a run that has ended")]
-    range: Annotated[str | None, Meta(description="The range that was retired")]
+    range: Annotated[str | None, Meta(description="The range that was retired, or reports again")]
     detail: Annotated[str, Meta(description="The change in words")]
     because: Annotated[
         str | None, Meta(description="The reason from the program or the operator; null: not given")
@@ -80,6 +80,8 @@ def in_words(change: Change) -> str:
             return f"run {change.run} {past(change.outcome or Outcome.FINISHED)}"
         case Action.RETIRE_RANGE:
             return f"range {change.range} of {stages} was retired"
+        case Action.RETURN_RANGE:
+            return f"range {change.range} of {stages} reports again: its retirement has ended"
         case Action.CHANGE_JOB:
             layout = "" if change.layout_version is None else f": layout {change.layout_version}"
             return f"the specification changed{layout}"

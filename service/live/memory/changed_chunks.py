@@ -66,6 +66,10 @@ class ChangedChunks:
         """Return True if the end of a retirement of any of these ranges is not saved yet."""
         return bool(self._ends) and not self._ends.keys().isdisjoint(as_list(indices))
 
+    def unsaved_ends(self, number: int) -> Sequence[int]:
+        """Return the ranges of a chunk whose retirement has ended, if the end is not saved yet."""
+        return [index for index in self._ends if index // CHUNK == number]
+
     def unsaved(self) -> Sequence[tuple[int, int]]:
         """Return the unsaved chunks, each with the stamp of its last change."""
         return list(self._stamps.items())

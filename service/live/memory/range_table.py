@@ -376,6 +376,11 @@ class RangeTable:
             self.promised -= self._promise_view[index] == MIN
             self._tree.put(index, self._promise_view[index])
 
+    def returned_from_retirement(self, chunk: int) -> Sequence[str]:
+        """Return the names of the ranges of a chunk whose retirement has ended, while this is unsaved."""
+        ended = self.changed.unsaved_ends(chunk)
+        return [self.layout.name(index) for index in ended if index not in self.retired]
+
     def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))

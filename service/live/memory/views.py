@@ -82,6 +82,7 @@ def unsaved(job: LiveJob) -> list[CheckpointChunk]:
             chunk=number,
             stamp=stamp,
             columns=state.table.chunk(number),
+            returned=state.table.returned_from_retirement(number),
         )
         for name, state in job.stages.items()
         if state.table is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from service.live.redis.heads import all_heads
 from service.live.redis.job_layout import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import (
+    CHUNK,
     CheckpointChunk,
     Columns,
     chunk_numbers,
@@ -77,7 +78,8 @@ async def _chunks(
         width = 1 + len(schema.SAVED_MOMENTS)
         by_column = (columns[k::width] for k in range(width))
         for (stage, number), head, *raw in zip(part, heads, *by_column, strict=True):
-            stamp, aside, since, unfinished, retired = head
+            stamp, aside, since, unfinished, *ends = head
+            retired, returned = ([int(at) for at in schema.read_list(each)] for each in ends)
             weights, *moments = (np.frombuffer(column, dtype="<f8") for column in raw)
             promises = schema.promises_of(weights, {int(i): p for i, p in aside or ()})
             saved = dict(zip(schema.SAVED_MOMENTS, map(schema.as_times, moments), strict=True))
@@ -94,11 +96,20 @@ async def _chunks(
                     columns={
                         **{name: packed_column(column) for name, column in saved.items()},
                         "unfinished": packed_flags(map(int, schema.read_list(unfinished))),
-                        "retired": packed_flags(map(int, schema.read_list(retired))),
+                        "retired": packed_flags(retired),
                     },
+                    returned=_names(job_layout, stage, number, {*returned} - {*retired}),
                 )
             )
     return found
+
+
+def _names(job_layout: JobLayout, stage: str, chunk: int, positions: Collection[int]) -> Sequence[str]:
+    """Return the names of the ranges at these positions of a chunk."""
+    layout = job_layout.pipeline.stages[stage].layout
+    if layout is None:
+        return ()
+    return [layout.name(CHUNK * chunk + at) for at in sorted(positions)]
 
 
 async def note_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:

@@ -7,6 +7,7 @@ const KINDS = {
   failed: ["✕", "run failed"],
   reset: ["◆", "reset"],
   retired: ["◇", "range retired"],
+  returned: ["◈", "range reports again"],
   specification: ["▼", "specification changed"],
   created: ["✚", "job created"],
   opened: ["▶", "run opened"],
@@ -16,7 +17,7 @@ const NAMES = Object.keys(KINDS);
 
 const ACTIONS = {
   "create-job": "created", "change-job": "specification", "reset-job": "reset", "delete-job": "reset",
-  "retire-range": "retired", "open-run": "opened", "end-run": "ended",
+  "retire-range": "retired", "return-range": "returned", "open-run": "opened", "end-run": "ended",
 };
 
 /** Width of the chart for each mark: more of them would cover the lines. */

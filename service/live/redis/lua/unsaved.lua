@@ -1,7 +1,7 @@
 -- Chunks that changed since they were saved: {{stage number, chunk}, …}, the chunks to return, each as weights
 -- and the moments that are saved; if there are none, the names of the dirty chunks are returned. In its head,
 -- each chunk has its ranges that are set aside, with their promises, which of its ranges have something
--- unfinished, and which are retired.
+-- unfinished, which are retired, and which were (see `note_end_of_retirement`).
 
 local refused = check_state()
 if refused then return refused end
@@ -48,8 +48,12 @@ for n, entry in ipairs(wanted) do
       end
     end
   end
+  local returned = {}
+  for _, ended in ipairs(st.ending and cmsgpack.unpack(st.ending) or {}) do
+    if math.floor(ended[1] / CHUNK) == entry[2] then returned[#returned + 1] = ended[1] - first end
+  end
   unfinished[entry[1]] = unfinished[entry[1]] or read_unfinished(st)
   local theirs = unfinished[entry[1]][entry[2]] or {}
-  heads[n] = {stamp, aside, call('HGET', st.keys.state, 'since'), theirs, retired}
+  heads[n] = {stamp, aside, call('HGET', st.keys.state, 'since'), theirs, retired, returned}
 end
 return {reply('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}
