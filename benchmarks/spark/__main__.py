@@ -33,7 +33,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     console = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="tidegauge-bench-", ignore_cleanup_errors=True
+    ) as folder:
         plan = QUICK if options.quick else FULL
         figures = list(measured(plan, Path(folder), console.print, options.only))
     if options.json:
