@@ -235,14 +235,25 @@ class _Ranges:
         seen = self.seen
         return np.flatnonzero(silent_ranges(seen.promises, seen.idle, seen.reported_at_ms))
 
+    def departed(self, indices: Int64s) -> Sequence[str]:
+        """Return the last holders of some of them, whose leases have run out: those that are kept."""
+        freed_ms = set(self.seen.held_since_ms[indices].tolist())
+        return list(dict.fromkeys(who for at_ms, who in self.seen.departed if at_ms in freed_ms))
+
     def trouble(
-        self, health: Health, indices: Int64s, since_ms: int | None, because: str
+        self,
+        health: Health,
+        indices: Int64s,
+        since_ms: int | None,
+        because: str,
+        departed: Sequence[str] = (),
     ) -> Trouble:
-        """Return the trouble of some of them."""
+        """Return the trouble of some of them. `departed`: their last holders."""
         chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
         names = [self.seen.layout.name(index) for index in chosen.tolist()]
         least = int(self.seen.promises[indices].min(initial=MAX))
-        cure = remedy(health, is_keyed=isinstance(self.seen.layout, KeyLayout))
+        is_keyed = isinstance(self.seen.layout, KeyLayout)
+        cure = remedy(health, is_keyed=is_keyed, departed=departed)
         return Trouble(health, since_ms, len(indices), names, because, least, cure)
 
     def some(self, indices: Int64s) -> str:
@@ -289,7 +300,7 @@ def _no_worker(of: _Ranges) -> Trouble:
     since_ms = of.now.wall_ms - (of.now.lease_ms - int(known.min()))
     leases = "its lease has run out" if len(free) == 1 else "their leases have run out"
     because = f"{of.some(free)} {_have(free)} no worker since {of.moment(since_ms)} ({leases})"
-    return of.trouble(Health.NO_WORKER, free, since_ms, because)
+    return of.trouble(Health.NO_WORKER, free, since_ms, because, of.departed(free))
 
 
 def _silent(of: _Ranges, since_ms: int | None) -> Trouble:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from service.frontier.health import Health
@@ -25,10 +25,22 @@ _SILENT_KEYS: Final = (
 )
 
 
-def remedy(health: Health, *, is_keyed: bool) -> str:
-    """Return the next thing to do about a root cause of a stage. `is_keyed`: it has key ranges.
+_NAMED = 3
+
+
+def remedy(health: Health, *, is_keyed: bool, departed: Sequence[str] = ()) -> str:
+    """Return the next thing to do about a root cause of a stage.
+
+    `is_keyed`: it has key ranges. `departed`: the last holders of its ranges, whose leases have run out.
 
     >>> remedy(Health.FAILED, is_keyed=True)
     'Mend the cause, and start the query again: it goes on from its checkpoint.'
+    >>> remedy(Health.NO_WORKER, is_keyed=False, departed=["exec-1", "exec-2"]).rpartition(". ")[2]
+    'The last holders: exec-1, exec-2.'
     """
-    return _SILENT_KEYS if is_keyed and health is Health.SILENT else REMEDIES[health]
+    found = _SILENT_KEYS if is_keyed and health is Health.SILENT else REMEDIES[health]
+    if not departed:
+        return found
+    holders = "holder" if len(departed) == 1 else "holders"
+    more = f" and {len(departed) - _NAMED} more" if len(departed) > _NAMED else ""
+    return f"{found} The last {holders}: {', '.join(departed[:_NAMED])}{more}."

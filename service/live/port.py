@@ -33,6 +33,9 @@ from service.model.runs import RunEnd
 REMEMBERED = 10_000
 """Number of a job's ended leases that are kept with their reason; older ones are `unknown`."""
 
+MAX_DEPARTED = 32
+"""Number of the last holders of leases on a stage that are kept, for display alone."""
+
 FENCE_BITS = 32
 """The bits of a fence below the incarnation: they number its leases."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,9 @@ class StageObservation:
     """Its soft values as far as they have been returned to readers."""
     generation: int = 0
     """Generation of its job."""
+    departed: Sequence[tuple[int, str]] = ()
+    """The last leases on it that have run out, the newest first: the deadline of each, which is the
+    moment in `held_since_ms` of its ranges, and its holder."""
 
     def is_ahead_of(self, lease_ms: int) -> bool:
         """Return whether a moment of it is ahead of the clock of leases, which was set back."""

@@ -31,7 +31,7 @@ from service.frontier.leases import Rank
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
-from service.live.port import LiveStore, StateLostError
+from service.live.port import MAX_DEPARTED, LiveStore, StateLostError
 from service.model.checkpoints import COLUMNS, Columns, joined_columns, packed_column
 from service.model.jobs import Census, InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
@@ -242,6 +242,24 @@ def test_a_lease_ends_at_its_deadline_and_is_never_renewed(
     assert worker.run(worker.live.expire()) == {"j": {"s": 1}}
     assert worker.run(worker.live.expire()) == {}
     assert worker.lost(grant.token) == "expired"
+
+
+def test_the_last_holders_of_leases_that_have_run_out_are_kept(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    worker.claim(["a"], holder="exec-1", ttl_ms=1_000)
+    released = worker.claim(["b"], holder="exec-2", ttl_ms=1_000)
+    worker.run(worker.live.release("j", [released.token]))
+    advance(1_500)
+    worker.run(worker.live.expire())
+    seen = worker.observe()
+    assert seen.departed == [(int(seen.held_since_ms[0]), "exec-1")]
+    for number in range(MAX_DEPARTED + 1):
+        worker.claim(["a"], holder=f"next-{number}", ttl_ms=1_000)
+        advance(1_500)
+        worker.run(worker.live.expire())
+    names = [holder for _, holder in worker.observe().departed]
+    assert names == [f"next-{number}" for number in range(MAX_DEPARTED, 0, -1)]
 
 
 def test_a_lease_whose_end_is_found_by_the_way_is_told_of_once(

@@ -85,6 +85,7 @@ async def test_the_dead_are_not_shown_as_alive(job: Api, gauge: InProcess):
     assert only.pop("since") is not None
     remedy = only.pop("remedy")
     assert remedy.startswith("Start the program again")
+    assert remedy.endswith(" The last holder: worker.")
     assert (await job.explain("both"))["remedy"] == remedy
     assert (await job.explain("taps"))["remedy"] is None
     assert only == {

@@ -157,6 +157,8 @@ def end(job: LiveJob, lease: Lease, reason: LostReason, now_ms: int) -> None:
     freed = table.owned(lease.fence, lease.members)
     table.own(freed, NOBODY)
     table.held_since_ms[freed] = min(lease.deadline_ms, now_ms)
+    if reason == "expired" and len(freed):
+        job.stage(lease.stage).departed.appendleft((lease.deadline_ms, lease.holder))
     job.note_returns(lease.stage)
     forget(job, lease, reason)
 

@@ -377,7 +377,7 @@ class RangeTable:
             self._tree.put(index, self._promise_view[index])
 
     def returned_from_retirement(self, chunk: int) -> Sequence[str]:
-        """Return the names of the ranges of a chunk whose retirement has ended, while this is unsaved."""
+        """Return the names of the ranges of a chunk whose retirement has ended, if this is unsaved."""
         ended = self.changed.unsaved_ends(chunk)
         return [self.layout.name(index) for index in ended if index not in self.retired]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from service.frontier.agreement import awaits_revision
 from service.frontier.columns import Int64s
@@ -14,6 +15,7 @@ from service.frontier.leases import Rank, is_current
 from service.live import refusals
 from service.live.memory.range_table import EVERY, RangeLookup, RangeTable
 from service.live.memory.rows import Rows, as_list
+from service.live.port import MAX_DEPARTED
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 from service.model.reports import CommittedHolds
@@ -75,6 +77,10 @@ class LiveStage:
     """The job's revision when ranges last returned (see `awaits_revision`); None: none has."""
     returned: set[int] = field(default_factory=set[int])
     """Those ranges, by index, or `EVERY`."""
+    departed: deque[tuple[int, str]] = field(
+        default_factory=partial(deque[tuple[int, str]], maxlen=MAX_DEPARTED)
+    )
+    """See `StageObservation.departed`."""
 
 
 @dataclass(slots=True, eq=False)

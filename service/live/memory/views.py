@@ -59,6 +59,7 @@ def observation(job: LiveJob, state: LiveStage, table: RangeTable) -> StageObser
         census(table),
         dict(state.marks),
         job.generation,
+        list(state.departed),
     )
 
 

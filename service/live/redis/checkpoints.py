@@ -104,7 +104,9 @@ async def _chunks(
     return found
 
 
-def _names(job_layout: JobLayout, stage: str, chunk: int, positions: Collection[int]) -> Sequence[str]:
+def _names(
+    job_layout: JobLayout, stage: str, chunk: int, positions: Collection[int]
+) -> Sequence[str]:
     """Return the names of the ranges at these positions of a chunk."""
     layout = job_layout.pipeline.stages[stage].layout
     if layout is None:

@@ -201,7 +201,7 @@ async def agreements(
     return await steps.with_layout(job, read)
 
 
-_PARTS = 8
+_PARTS = 9
 """Parts of a reply to `observe` for each stage."""
 
 
@@ -238,6 +238,7 @@ def _observation(
     facts: Any,  # noqa: ANN401
     end: bytes,
     census: Sequence[bytes],
+    departed: bytes,
 ) -> StageObservation:
     weights = np.frombuffer(raw_weights, dtype="<f8")
     packed = {int(index): each for index, each in schema.pairs(idle).items()}
@@ -272,6 +273,7 @@ def _observation(
         Census(*(int(count or 0) for count in census)),
         {name.decode(): schema.as_time(float(value)) for name, value in by_mark.items()},
         job_layout.generation,
+        schema.read_departed(departed),
     )
 
 

@@ -15,7 +15,7 @@ from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import StageWatermark
 from service.frontier.idleness import Commits
 from service.frontier.timestamps import MAX, MIN
-from service.live.port import REMEMBERED
+from service.live.port import MAX_DEPARTED, REMEMBERED
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
@@ -140,6 +140,7 @@ def lua_header() -> str:
         **{name.removesuffix("_ms").upper(): place for place, name in enumerate(MOMENTS)},
         "SAVED_MOMENTS": f"{{{', '.join(str(MOMENTS.index(name)) for name in SAVED_MOMENTS)}}}",
         "REMEMBERED": REMEMBERED,
+        "MAX_DEPARTED": MAX_DEPARTED,
         "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
         "MAX_PACKED": _MAX_PACKED,
         "JOB_KEYS": len(_JOB_KEYS),
@@ -249,6 +250,12 @@ def read_holds(packed: bytes) -> HoldColumns:
 def read_kept(raw: bytes | str | None) -> CommittedHolds | None:
     """Read the holds of a stage's last commit; None: it brought none."""
     return msgspec.json.decode(raw, type=CommittedHolds) if raw else None
+
+
+def read_departed(raw: bytes) -> Sequence[tuple[int, str]]:
+    """Read the last holders of leases that have run out: see `StageObservation.departed`."""
+    found = msgspec.msgpack.decode(raw, type=list[tuple[float, str]]) if raw else []
+    return [(int(at_ms), holder) for at_ms, holder in found]
 
 
 def read_facts(packed: bytes) -> Facts:

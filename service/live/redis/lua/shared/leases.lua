@@ -128,6 +128,16 @@ do
     return raw and cmsgpack.unpack(raw) or {}
   end
 
+  -- Notes the holder of a lease that has run out, for display: {{deadline, holder}, …}, the newest first.
+  local function note_departed(st, lease)
+    local field = 'l' .. st.name
+    local raw = call('HGET', LEASES, field)
+    local departed = raw and cmsgpack.unpack(raw) or {}
+    table.insert(departed, 1, {lease.deadline, lease.holder})
+    departed[MAX_DEPARTED + 1] = nil
+    call('HSET', LEASES, field, cmsgpack.pack(departed))
+  end
+
   -- Ends a lease: its ranges are free, and those that were idle under it are waited for again.
   function end_lease(st, lease, reason)
     note_change()
@@ -139,7 +149,10 @@ do
       local at, count = offset_of(st, HELD_SINCE, runs[r]), runs[r + 1]
       call('SETRANGE', st.keys.moments, at, repeated(freed_at, count))
     end
-    if total > 0 then call('HINCRBY', st.keys.state, 'leased', -total) end
+    if total > 0 then
+      call('HINCRBY', st.keys.state, 'leased', -total)
+      if reason == 'expired' then note_departed(st, lease) end
+    end
     forget(lease, reason)
   end
 
