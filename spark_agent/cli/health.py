@@ -121,6 +121,8 @@ def range_text(
     'no promise yet'
     >>> range_text(held | {"range": "fast-0"}, "ok", frozenset({"fast-0"}))
     'throttled'
+    >>> range_text(held | {"stalled": True}, "stalled")
+    'stalled'
     """
     if each.get("retired"):
         return "retired"
@@ -130,7 +132,9 @@ def range_text(
         return each["status"]
     if not each["holder"]:
         return "ended" if stage_health in _NEEDS_NO_WORKER else "no worker"
-    return "throttled" if throttled and each["range"] in throttled else "active"
+    if throttled and each["range"] in throttled:
+        return "throttled"
+    return "stalled" if each.get("stalled") else "active"
 
 
 def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:

@@ -186,6 +186,7 @@ class RangeAnswer(TypedDict):
     expires_in_ms: int | None
     reported_at: str | None
     retired: NotRequired[bool]
+    stalled: NotRequired[bool]
 
 
 class RangesAnswer(TypedDict):

@@ -272,6 +272,17 @@ async def test_a_shard_that_stalls(job: Api, gauge: InProcess):
     )
     holder = (await job.explain("taps"))["holders"][0]
     assert holder["reason"] == "stalled"
+    assert await are_stalled(job) == [True, True]
+    await job.report("taps", taps, {"0": {"watermark": 5}})
+    assert await are_stalled(job) == [None, None], "it has no old work any more"
+
+
+async def are_stalled(job: Api) -> list[bool | None]:
+    """The mark of the only shard of taps, where its ranges are listed."""
+    root = f"{job.root}/stages/taps"
+    [listed] = ok(await job.client.get(f"{root}/range-summary"))["listed"]
+    [shown] = ok(await job.client.get(f"{root}/ranges"))["ranges"]
+    return [listed.get("stalled"), shown.get("stalled")]
 
 
 async def test_a_shard_that_waits_for_a_commit_stalls_if_its_work_ages(

@@ -13,6 +13,13 @@ from service.frontier.reports import range_status
 from service.frontier.timestamps import iso, to_wire
 from service.model.reports import RangeView
 
+Stalled = Annotated[
+    bool | UnsetType,
+    Meta(
+        description="True if reports keep coming, its promise stands still, and its oldest work ages"
+    ),
+]
+
 
 class RangeBody(Struct, frozen=True):
     """One range: its promise, its holds and its lease."""
@@ -34,6 +41,7 @@ class RangeBody(Struct, frozen=True):
         bool | UnsetType,
         Meta(description="True if an operator has retired it: it counts as final until it reports"),
     ] = UNSET
+    stalled: Stalled = UNSET
 
 
 class RangesBody(Struct, frozen=True):
@@ -45,7 +53,7 @@ class RangesBody(Struct, frozen=True):
     ranges: list[RangeBody]
 
 
-def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
+def range_body(view: RangeView, bounds: tuple[int, int] | None, now_ms: int) -> RangeBody:
     """Return a range."""
     return RangeBody(
         range=view.name,
@@ -59,6 +67,7 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
         expires_in_ms=view.expires_in_ms,
         reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
         retired=view.retired or UNSET,
+        stalled=view.stalls(now_ms) or UNSET,
     )
 
 

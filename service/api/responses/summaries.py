@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from service.aggregator import (
     Condition,
@@ -13,6 +13,7 @@ from service.aggregator import (
     RangeSummary,
 )
 from service.api.responses.common import Count, Instant, Watermark, instant
+from service.api.responses.ranges import Stalled
 from service.frontier.graph import Status
 from service.frontier.health import Health
 from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
@@ -55,6 +56,7 @@ class ListedRangeBody(Struct, frozen=True):
     expires_in_ms: Count | None
     reported_at: Instant | None
     since: Annotated[Instant | None, Meta(description="Instant of the last move of its promise")]
+    stalled: Stalled = UNSET
 
 
 class RangeSummaryBody(Struct, frozen=True):
@@ -112,7 +114,7 @@ class OverviewBody(Struct, frozen=True):
     total: Count
 
 
-def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummaryBody:
+def range_summary_body(job: str, stage: str, found: RangeSummary, now_ms: int) -> RangeSummaryBody:
     """Return the summary of a stage's ranges."""
     layout = found.layout
     if layout is None:
@@ -144,6 +146,7 @@ def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummar
             each.view.expires_in_ms,
             instant(each.view.reported_at_ms),
             instant(each.view.raised_at_ms),
+            each.view.stalls(now_ms) or UNSET,
         )
         for each in found.listed
     ]

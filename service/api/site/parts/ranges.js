@@ -61,7 +61,7 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${ended ? "" : each.condition}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? duration(Math.max(0, each.promise - lowest)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
@@ -73,8 +73,11 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
     </tr>`)}</tbody></table></div>`;
 }
 
+const classOf = (each) => (each.stalled ? "stalled" : each.condition);
+
 /** A range without a lease has no worker; after a run that has finished, it needs none. A report need not promise. */
-function conditionOf({ condition, reported_at: reportedAt }, ended) {
+function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
+  if (stalled) return "stalled";
   if (condition === "expired") return ended ? "ended" : "no worker";
   return condition === "never_reported" && reportedAt ? "no promise yet" : condition.replace("_", " ");
 }
