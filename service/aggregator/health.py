@@ -294,7 +294,10 @@ def _no_worker(of: _Ranges) -> Trouble:
     moments = of.seen.held_since_ms[free]
     known = moments[moments > 0]
     if not len(known):
-        because = f"{of.some(free)} {_have(free)} no worker (not held by a lease)"
+        because = (
+            f"{of.some(free)} {_have(free)} no worker (not held by a lease since the service, its live"
+            " store or the range began)"
+        )
         return of.trouble(Health.NO_WORKER, free, None, because)
     # Leases run by a clock of their own.
     since_ms = of.now.wall_ms - (of.now.lease_ms - int(known.min()))

@@ -183,6 +183,7 @@ def run_of(row: Row[Any]) -> RunRecord:
         row.started_at_ms,
         end_of(row),
         row.last_epoch,
+        is_fenced=row.outcome is None and not row.has_stage,
     )
 
 

@@ -62,6 +62,7 @@ RUNS_OF_JOB = select(
     func.coalesce(
         select(func.max(stages.c.epoch)).where(_committed).scalar_subquery(), runs.c.epoch
     ).label("last_epoch"),
+    _has_stage.label("has_stage"),
 ).where(runs.c.job == bindparam("b_job"))
 FIND_RUN = RUNS_OF_JOB.where(runs.c.run == bindparam("b_run"))
 FIND_RUNS = (

@@ -50,6 +50,8 @@ class RunRecord:
     """None: its end was not reported."""
     epoch: int | None
     """The last epoch that it committed."""
+    is_fenced: bool = False
+    """True if its end was not reported, and each of its stages belongs to a newer run, or to none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class RunLine(TypedDict):
     outcome: RunOutcome | None
     because: str | None
     epoch: int | None
+    fenced: NotRequired[bool]
 
 
 class RunsAnswer(TypedDict):

@@ -169,7 +169,9 @@ async def test_a_fenced_run_cannot_be_ended(job: Api):
     assert (await job.renew(token))["lost"] == [], "another run has s"
     third = await job.run("s")
     problem(await job.post_end(second, "finished"), 409, "stale-run")
-    assert [run["outcome"] for run in await job.runs()] == [None, None, "stopped"]
+    runs = await job.runs()
+    assert [run["outcome"] for run in runs] == [None, None, "stopped"]
+    assert [run.get("fenced") for run in runs] == [None, True, None]
     assert [run["run"] for run in await job.runs()] == [third, second, first]
 
 

@@ -46,10 +46,16 @@ class RunLine(Struct, frozen=True):
     ended_at: Instant | None
     outcome: Annotated[
         Outcome | None,
-        Meta(description="null: it continues, its program died, or it was fenced"),
+        Meta(description="null: it continues, its program died, or it is `fenced`"),
     ]
     because: str | None
     epoch: Annotated[Number | None, Meta(description="The last epoch of its commits")]
+    fenced: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="True if each of its stages belongs to a newer run, or to none since a reset"
+        ),
+    ] = UNSET
 
 
 class RunsBody(Struct, frozen=True):
@@ -82,4 +88,5 @@ def _line(run: RunRecord) -> RunLine:
         None if end is None else end.outcome,
         None if end is None else end.because or None,
         run.epoch,
+        run.is_fenced or UNSET,
     )

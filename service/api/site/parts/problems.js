@@ -22,9 +22,9 @@ export function useProblems(job) {
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
-  const isFirst = (each) => problems.find((other) => other.remedy === each.remedy) === each;
+  const remedies = remediesOf(problems);
   const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone}
-    remedy=${isFirst(each) ? each.remedy : null} />`;
+    remedy=${remedies[k]} />`;
   const rest = problems.slice(SHOWN);
   return html`<section class="problems" aria-labelledby="problems-title">
     <h2 id="problems-title">${problems.length === 1 ? "1 problem" : `${problems.length.toLocaleString("en")} problems`}</h2>
@@ -34,7 +34,12 @@ export function Problems({ job, problems, zone }) {
   </section>`;
 }
 
-/** The first of several with one remedy has it. */
+/** The remedy of each, without the sentences that an earlier one has. */
+function remediesOf(problems) {
+  const shown = new Set();
+  return problems.map(({ remedy }) => remedy.split(/(?<=\.) /).filter((each) => !shown.has(each) && shown.add(each)).join(" "));
+}
+
 function Problem({ job, of, number, zone, remedy }) {
   const mark = () => showStage(of.stage);
   const unmark = () => showStage(null);
