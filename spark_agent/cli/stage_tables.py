@@ -13,20 +13,11 @@ from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
 from spark_agent.times import duration_text, instant_text, lag_text
 
-_STAGES: Final = (
-    Column("stage", kind="name"),
-    Column("health"),
-    Column("input watermark", 1),
-    Column("output watermark"),
-    Column("lag", 2, right=True),
-    Column("reported", 3),
-    Column("leased", 4),
-)
 _KEY_RANGE: Final = len("e0000000-100000000")
 """Width of the longest name of a key range: a shortened one names none."""
 _HELD_BY: Final = (
     Column("slowest ranges", kind="name", least=_KEY_RANGE),
-    Column("health"),
+    Column("condition"),
     Column("promise"),
     Column("holds", 2),
     Column("holder", 1, kind="name", least=10),
@@ -34,16 +25,16 @@ _HELD_BY: Final = (
 )
 _RANGES: Final = (
     Column("range", kind="name", least=_KEY_RANGE),
-    Column("health"),
+    Column("condition"),
     Column("promise"),
     Column("holds", 2),
     Column("holder", 1, kind="name", least=10),
     Column("lease ends in", 3),
     Column("reported at", 4),
 )
-_MOVING: Final = (
+_STAGES: Final = (
     Column("stage", kind="name"),
-    Column("health"),
+    Column("state"),
     Column("input watermark", 3),
     Column("output watermark"),
     Column("lag", 1, right=True),
@@ -72,18 +63,7 @@ def print_stages(
     watermarks: Mapping[str, WatermarkAnswer], throttled: Throttled, *, wide: bool
 ) -> None:
     """Print the stages of a job, or one of them."""
-    rows = [
-        (
-            name,
-            stage_text(each, len(throttled.get(name, ()))),
-            input_text(each["input_watermark"]),
-            instant_text(each["output_watermark"]),
-            lag_text(each["output_watermark"], each.get("data_lag_ms")),
-            f"{each['ranges']['reported']}/{each['ranges']['total']}",
-            f"{each['ranges']['leased']}/{each['ranges']['total']}",
-        )
-        for name, each in watermarks.items()
-    ]
+    rows = [_row(name, each, len(throttled.get(name, ()))) for name, each in watermarks.items()]
     print_table(_STAGES, rows, wide=wide)
 
 
@@ -143,11 +123,11 @@ def moving_lines(
         style_of(each.get("health")) or ("yellow" if name == slowest else None)
         for name, each in stages.items()
     ]
-    rows = [_moving(name, each, len(throttled.get(name, ()))) for name, each in stages.items()]
-    return table_lines(_MOVING, rows, width, styles)
+    rows = [_row(name, each, len(throttled.get(name, ()))) for name, each in stages.items()]
+    return table_lines(_STAGES, rows, width, styles)
 
 
-def _moving(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
+def _row(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
     ranges, late = stage["ranges"], stage.get("late", 0)
     return (
         name,

@@ -57,7 +57,7 @@ _UNKNOWN_FIRST: Final = MAX_MS
 _JOBS: Final = (
     Column("job", kind="name"),
     Column("stages", 3, right=True),
-    Column("health"),
+    Column("state"),
     Column("slowest stage", 1, kind="name"),
     Column("output watermark"),
     Column("lag", 2, right=True),

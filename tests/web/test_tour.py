@@ -124,7 +124,7 @@ def test_the_page_names_the_same_health(views: Views, open_page: Opened):
         for stage, word in WORDS.items():
             box = page.locator(f'a[data-stage="{stage}"]')
             expect(box).to_have_attribute("aria-label", re.compile(rf"\b{stage}, {word}[,:]"))
-            cell = _row(page, stage).locator('[data-label="Health"]')
+            cell = _row(page, stage).locator('[data-label="State"]')
             expect(cell).to_have_text(re.compile(rf"^\S {word}{MARKS.get(stage, '')}$"))
             if stage in MARKS:
                 expect(box).to_contain_text(MARKS[stage])
@@ -133,7 +133,7 @@ def test_the_page_names_the_same_health(views: Views, open_page: Opened):
                 expect(page.locator(f'[data-problem="{stage}"]')).to_contain_text(f"{word} {stage}")
     with open_page("/") as page:
         page.goto("/?q=tour#/")
-        cell = page.locator('tr[data-job="tour"] [data-label="Health"]')
+        cell = page.locator('tr[data-job="tour"] [data-label="State"]')
         expect(cell).to_contain_text("failed")
     for stage, word in WORDS.items():
         with open_page(f"#/jobs/tour/stages/{stage}?show=all") as page:

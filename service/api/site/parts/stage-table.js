@@ -38,7 +38,7 @@ function Table({ store, graph, held: joined, route, zone, nowMs }) {
     </div>
     <div class="scroll"><table class="cards">
       <caption class="hidden">Stages, each after its inputs</caption>
-      <thead><tr><th scope="col">Stage</th><th scope="col">Health</th><th scope="col">Output watermark</th>
+      <thead><tr><th scope="col">Stage</th><th scope="col">State</th><th scope="col">Output watermark</th>
         <th scope="col">Data lag</th><th scope="col">System lag</th><th scope="col">Ranges reported</th>
         <th scope="col">Late rows</th><th scope="col"><span class="hidden">Explanation</span></th></tr></thead>
       <tbody>${names.slice(0, limit).map((name) => html`<${Row} key=${name} name=${name} store=${store} route=${route}
@@ -56,7 +56,7 @@ class Row extends Following {
     const system = stage?.processing_watermark;
     return html`<tr class=${held ? "held" : ""}>
       <th scope="row"><a href=${link({ job, stage: name })}>${name}</a></th>
-      <td data-label="Health"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
+      <td data-label="State"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
         html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${lagText(output, nowMs)}</td>

@@ -27,7 +27,7 @@ export function JobsView({ route, zone }) {
       <code>make demo</code> shows one.</p>`}
     ${data && data.total > 0 && html`<div class="scroll"><table class="cards">
       <caption class="hidden">Jobs, the worst first</caption>
-      <thead><tr><th scope="col">Job</th><th scope="col">Health</th><th scope="col">Slowest stage</th>
+      <thead><tr><th scope="col">Job</th><th scope="col">State</th><th scope="col">Slowest stage</th>
         <th scope="col">Output watermark</th><th scope="col">Lag</th><th scope="col">Unchanged for</th>
         <th scope="col">Last hour</th></tr></thead>
       <tbody>${data.jobs.map((job) => html`<${Row} key=${job.job} job=${job} nowMs=${nowMs} zone=${zone} />`)}</tbody>
@@ -57,7 +57,7 @@ function Row({ job, nowMs, zone }) {
   const still = job.status !== "final" && stillMs > STILL_MS;
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
-    <td data-label="Health"><${Status} of=${job} />${job.because && html`<small class="cause">${moments(job.because, zone)}</small>`}</td>
+    <td data-label="State"><${Status} of=${job} />${job.because && html`<small class="cause">${moments(job.because, zone)}</small>`}</td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${lagText(job.output_watermark, nowMs)}</td>

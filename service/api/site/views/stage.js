@@ -42,7 +42,7 @@ function Facts({ stage, throttled, zone, nowMs }) {
   const system = stage.processing_watermark;
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
   const facts = [
-    ["Health", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
+    ["State", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
     ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
     ["Data lag", lagText(stage.output_watermark, nowMs)],
