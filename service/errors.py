@@ -167,7 +167,7 @@ class PreconditionFailedError(ProblemError):
 
 
 class StaleRunError(ProblemError):
-    """The stage belongs to another run."""
+    """The stage belongs to another run, or the run has ended."""
 
     slug = "stale-run"
     status = 409

@@ -12,7 +12,12 @@ from service.api.endpoints import Call, Endpoints
 from service.api.exchange import check_name, integer, span, whole_number
 from service.api.paging import cursor_parameter
 from service.api.responses.changes import ChangesBody, changes_body
-from service.errors import InvalidRequestError, UnavailableError, UnknownJobError
+from service.errors import (
+    InvalidRequestError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownStageError,
+)
 from service.frontier.timestamps import EARLIEST, LATEST
 from service.model.changes import Change
 from service.model.keys import Role
@@ -30,7 +35,7 @@ _MOST_AT_ONCE: Final = 10_000
     "/v1/jobs/{job}/changes",
     role=Role.READ,
     gives=ChangesBody,
-    errors=(UnknownJobError, InvalidRequestError, UnavailableError),
+    errors=(UnknownJobError, UnknownStageError, InvalidRequestError, UnavailableError),
     parameters=(
         query(
             "stage",
@@ -64,6 +69,9 @@ async def get_changes(call: Call[None]) -> ChangesBody:
     found = await call.aggregator.changes.newest(
         call.job, stage, (from_ms, until_ms), limit + 1, skip
     )
+    if stage is not None and all(each.stages is None for each in found):
+        # A removed stage may have had runs, or retired ranges.
+        await call.aggregator.find_stage(call.job, stage)
     page = found[:limit]
     following = _following(page, before_ms, skip) if len(found) > limit else None
     return changes_body(page, following)

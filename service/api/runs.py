@@ -45,7 +45,7 @@ async def open_run(call: Call[OpenRun]) -> RunBody:
     "/v1/jobs/{job}/runs",
     role=Role.READ,
     gives=RunsBody,
-    errors=(UnknownJobError, InvalidRequestError, UnavailableError),
+    errors=(UnknownJobError, UnknownStageError, InvalidRequestError, UnavailableError),
     parameters=(
         query(
             "limit",
@@ -69,6 +69,9 @@ async def get_runs(call: Call[None]) -> RunsBody:
         check_name("stage", stage)
     # One more shows that there is another page.
     found = await call.aggregator.runs(call.job, limit + 1, before, stage)
+    if stage is not None and before is None and not found:
+        # A removed stage may have runs.
+        await call.aggregator.find_stage(call.job, stage)
     return runs_body(*first_page(list(found), limit, lambda each: str(each.run)))
 
 

@@ -81,7 +81,8 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
 
 
 def _end_text(end: RunEnd, stages: Sequence[str]) -> str:
-    return f"run {end.run} of {', '.join(stages)} {past(end.outcome)}"
+    cause = f": {end.because}" if end.because else ""
+    return f"run {end.run} of {', '.join(stages)} {past(end.outcome)}{cause}"
 
 
 async def find_runs(

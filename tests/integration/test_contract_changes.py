@@ -127,6 +127,16 @@ async def test_a_query_that_does_not_fit_is_refused(job: Api, query: str):
     problem(await job.client.get(f"{job.root}/changes?{query}"), 422, "invalid-request")
 
 
+async def test_a_stage_that_is_not_there(job: Api):
+    run = await job.run("s2")
+    await job.change({"s": SPEC["s"]})
+    for path in ("changes", "runs"):
+        problem(await job.client.get(f"{job.root}/{path}?stage=other"), 404, "unknown-stage")
+        ok(await job.client.get(f"{job.root}/{path}?stage=s"))
+        removed = ok(await job.client.get(f"{job.root}/{path}?stage=s2"))[path]
+        assert run in {each["run"] for each in removed}, "a removed stage has had it"
+
+
 async def test_a_job_that_is_gone(job: Api):
     other = await job.client.get("/v1/jobs/other/changes")
     problem(other, 404, "unknown-job")

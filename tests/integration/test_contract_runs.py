@@ -155,6 +155,8 @@ async def test_a_run_is_ended_with_its_outcome(job: Api, gauge: InProcess):
     gauge.advance(1_000)
     again = await job.end(run, "failed", because="another word")
     assert again == ended
+    [newest, *_] = ok(await job.client.get("/v1/audit?job=job"))["records"]
+    assert newest["detail"] == f"run {run} of s, t failed: out of memory"
     problem(await job.post_end(run, "finished"), 409, "stale-run")
     problem(await job.post_end(run + 1, "finished"), 404, "unknown-run")
     problem(await gauge.api("other").post_end(run, "finished"), 404, "unknown-job")
