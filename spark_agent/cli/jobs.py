@@ -72,15 +72,16 @@ def apply(
         client = client_of(url, key_file)
         before, etag = _stored(client, name)
         changes = list(differences(before, wanted))
+        if changes:
+            # Before a change is shown that the service rejects.
+            client.check(name, wanted)
         caused = list(effects(before, wanted, lambda stage: _retired(client, name, stage)))
         if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
             for line in caused:
                 output().print(line, markup=False)
-        if changes and dry_run:
-            client.check(name, wanted)
-        elif changes:
+        if changes and not dry_run:
             removed = list(removals(before, wanted))
             if removed and not yes:
                 typer.confirm(

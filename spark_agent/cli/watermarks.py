@@ -33,6 +33,7 @@ from spark_agent.cli.stage_tables import input_text, print_held_by, print_stages
 from spark_agent.cli.tables import Column, plain
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
+    AdviceAnswer,
     HeldByAnswer,
     JobsAnswer,
     ProblemLine,
@@ -64,9 +65,8 @@ _GROUPS: Final = (
 _SHARDS: Final = (
     Column("stage", kind="name"),
     Column("shard", kind="name"),
-    Column("pause"),
+    Column("throttle"),
     Column("until", 1),
-    Column("rate", 2, right=True),
 )
 
 
@@ -300,10 +300,9 @@ def throttle(
             )
             typer.echo()
         rows = [
-            (stage, shard, "yes" if advice["pause"] else "no", _limit(advice["until"]),
-             f"{advice['rate']:g}")
+            (stage, shard, _throttle(advice), _limit(advice["until"]))
             for stage, shard, advice in advised
-        ]  # fmt: skip
+        ]
         if not rows:
             typer.echo(f"no shard of job {job} is throttled")
             return
@@ -312,6 +311,10 @@ def throttle(
         # As lines, which are wrapped and not cut: the reason is the answer.
         for stage, shard, advice in advised:
             output().print(plain(f"{shard} of {stage}: {advice['because']}"))
+
+
+def _throttle(advice: AdviceAnswer) -> str:
+    return "pause" if advice["pause"] else f"read at {100 * advice['rate']:.0f} %"
 
 
 def _limit(at_ms: int | None) -> str:

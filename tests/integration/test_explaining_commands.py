@@ -135,7 +135,7 @@ def test_throttle_says_who_is_asked_to_wait_for_whom(scores: Scores) -> None:
     assert f"group limit held by mobile, console {limit} console console-0" in shown
     # By back-pressure all shards that are an hour ahead of what sessions emits are slowed down;
     # only the one beyond the limit pauses.
-    assert f"mobile mobile-0 yes {limit} 0.1 mobile mobile-1 no {limit} 0.1" in shown
+    assert f"mobile mobile-0 pause {limit} mobile mobile-1 read at 10 % {limit}" in shown
     assert "mobile-0 of mobile: it is at 2026-01-01T01:30:00.000Z" in shown
     assert "mobile-1 of mobile: sessions is more than 60000 ms behind mobile" in shown
     found = scores.json("throttle")

@@ -137,6 +137,7 @@ def test_apply_takes_what_export_prints_and_what_the_service_shows(
     refused = run("apply", str(tmp_path / "spec.json"), *water.url)
     assert refused.exit_code == 5
     assert "generations" in refused.stderr
+    assert refused.stdout == "", "a change that the service rejects is not shown"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> 
     water.report(NEW_YEAR)
     [head, row, _, *problem] = run("jobs", water.job, *water.url).stdout.splitlines()
     assert problem[0].startswith(f"{water.job}: silent: ")
-    assert head.split()[:5] == ["job", "stages", "health", "slowest", "stage"]
+    assert head.split()[:5] == ["job", "stages", "state", "slowest", "stage"]
     assert row.split()[:-1] == [water.job, "2", "silent", "hourly", "none", "yet"]
     listed = json.loads(run("jobs", "--json", "--limit", "10000", *water.url).stdout)["jobs"]
     [ours] = [each for each in listed if each["job"] == water.job]

@@ -59,7 +59,7 @@ def test_show_lists_jobs_stages_and_what_holds_a_stage(water: Water) -> None:
     of_job = run("show", water.job, *url).stdout
     [taps] = [line.split() for line in of_job.splitlines() if line.startswith("taps")]
     assert taps[:4] == ["taps", "active", "none", "2026-01-01T00:00:00.000Z"]
-    assert taps[-2:] == ["1/1", "1/1"]
+    assert taps[-3:] == ["1/1", "1/1", "0"]
     of_stage = run("show", water.job, "hourly", *url).stdout
     rows = [" ".join(line.split()) for line in of_stage.splitlines()]
     assert "00000000-80000000 never reported none yet none never" in rows
