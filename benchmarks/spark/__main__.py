@@ -3,8 +3,8 @@ its closing lag.
 
 The long version takes over an hour; `--only "50 files"` half of one, `--only strategies` half of one,
 `--only "late rows"`, `--only "output times"`, `--only "closing lag"` and `--only kafka` ten minutes
-each, `--only partitions` half an hour. `kafka` needs Maven, or the jars of Kafka that were fetched
-before.
+each, `--only partitions` half an hour, `--only idle` five minutes. `kafka` needs Maven, or the jars of
+Kafka that were fetched before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         "--only",
         metavar="PART",
         help='one case by its name, "strategies", "late rows", "output times", "partitions",'
-        ' "closing lag" or "kafka"',
+        ' "idle", "closing lag" or "kafka"',
     )
     options = parser.parse_args()
     console = Console(stderr=True)

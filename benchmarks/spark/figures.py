@@ -82,6 +82,7 @@ LATE_ROWS: Final = "late rows"
 OUTPUT_TIMES: Final = "output times"
 KAFKA: Final = "kafka"
 PARTITIONS: Final = "partitions"
+IDLE: Final = "idle"
 
 _ROUNDS_OF_PARTITIONS: Final = {2: 3, 20: 3, 200: 3, 1_000: 1}
 """Rounds by the number of state partitions: a batch with a thousand takes most of a minute."""
@@ -118,12 +119,26 @@ def measured(
             clicks = ClickBench(spark, server.url, folder, files)
             for each in turns:
                 yield from _by_turns(each, clicks, size.rounds, say)
-        if only in {None, PARTITIONS}:
-            yield from _over_partitions(bench, folder / PARTITIONS, plan, say)
+        yield from _of_small_batches(bench, server.pid, folder, plan, say, only)
         if only in {None, CLOSING_LAG}:
             yield from _lags(folder / "chains", partial(Chain, spark), server.url, size.chains)
         if isinstance(jars, KafkaJars):
             yield from _over_kafka(spark, bench, server.url, folder / "kafka", jars, size, say)
+
+
+def _of_small_batches(
+    bench: Bench,
+    service_pid: int,
+    folder: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    only: str | None,
+) -> Iterator[Figure]:
+    """Yield what batches of few rows cost, and what no rows at all."""
+    if only in {None, PARTITIONS}:
+        yield from _over_partitions(bench, folder / PARTITIONS, plan, say)
+    if only in {None, IDLE}:
+        yield _idle(bench, service_pid, folder / IDLE, plan)
 
 
 def _over_partitions(
@@ -148,6 +163,16 @@ def _over_partitions(
             f"{ours_ms:.0f} ms to {plain_ms:.0f} ms, {(ours_ms - plain_ms) / ranges:.1f} ms for each "
             f"partition, rounds {spread}",
         )
+
+
+def _idle(bench: Bench, service_pid: int, folder: Path, plan: Plan) -> Figure:
+    """Return the processor time of the service for a query that runs and finds nothing."""
+    files = Files(folder, _FEW_ROWS)
+    files.write()
+    seconds = 120 if plan is FULL else 20
+    share = bench.idle_share(service_pid, files, seconds)
+    name = "the service's processor for an idle query"
+    return Figure(name, 100 * share, "% of a core", 0.2, False, f"over {seconds} s")
 
 
 def _over_kafka(

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from benchmarks.servers import processor_seconds
 from benchmarks.spark.data import BOUND_S, GAP_S, Clicks, Files, Input
 from spark_agent import Pipeline
 from spark_agent.client.spec import read_spec
@@ -151,6 +152,24 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         return run
 
+    def idle_share(self, service_pid: int, read: Input, seconds: float) -> float:
+        """Return the part of a core that the service uses for a query that finds nothing more to read.
+
+        Spark looks for rows every ten milliseconds. The service's use without the query is subtracted.
+        """
+        folder = self._folder / f"run-{next(self._numbers)}"
+        with ExitStack() as stack:
+            frame, start = self._build(Variant.WHOLE, read, RANGES, stack)
+            without = _used_in_s(service_pid, seconds)
+            writer = frame.writeStream.format("noop")
+            query = start(writer.option("checkpointLocation", str(folder / "checkpoint")))
+            stack.callback(query.stop)
+            while not _is_idle(query):
+                time.sleep(1)
+            share = (_used_in_s(service_pid, seconds) - without) / seconds
+        shutil.rmtree(folder, ignore_errors=True)
+        return share
+
     def _build(
         self, variant: Variant, read: Input, ranges: int, stack: ExitStack
     ) -> tuple[DataFrame, Callable[[DataStreamWriter], StreamingQuery]]:
@@ -181,6 +200,22 @@ class Bench:
         )
         stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=query_stages)))
         return sessions, pipeline.start
+
+
+def _is_idle(query: StreamingQuery) -> bool:
+    """Return whether the query has run batches, and found nothing for ten seconds since.
+
+    By default, Spark then sends its progress without a batch.
+    """
+    last = query.lastProgress
+    return last is not None and last.batchId > 0 and "addBatch" not in last.durationMs
+
+
+def _used_in_s(pid: int, seconds: float) -> float:
+    """Return the processor time that a process uses in so many seconds."""
+    before = processor_seconds(pid)
+    time.sleep(seconds)
+    return processor_seconds(pid) - before
 
 
 def _sessions(clicks: DataFrame) -> DataFrame:
