@@ -82,9 +82,10 @@ class LeaseKeeper:
         """
         now_ms = self._clock.steady_ms()
         if committed.epoch != self._epoch:
+            # First: if the service does not answer, the next step does it again.
+            self._end_work(reporter)
             self._epoch = committed.epoch
             self._work_due_ms = now_ms + self._between_works_ms(committed)
-            self._end_work(reporter)
         is_due = now_ms >= self._due_ms
         due_ms = now_ms + self._interval_ms if is_due else self._due_ms
         is_work_due = is_due and committed.epoch >= 0 and now_ms >= self._work_due_ms
@@ -132,7 +133,7 @@ class LeaseKeeper:
 
         A shard that a task holds has rows, which the next commit reports.
         """
-        reported, self._with_work = self._with_work, {}
-        for stage, shards in reported.items():
-            left = shards.intersection(self._not_final[stage])
+        for stage in list(self._with_work):
+            left = self._with_work[stage].intersection(self._not_final[stage])
             reporter.report_shards(stage, dict.fromkeys(left, _NOTHING_NEW))
+            del self._with_work[stage]

@@ -10,6 +10,7 @@ import pytest
 
 from spark_agent.client.errors import LeaseConflict
 from spark_agent.client.reports import Lease, RangeReport, StageProgress
+from spark_agent.exceptions import Unavailable
 from spark_agent.soundness.operators import Promise
 from spark_agent.supervision.committed import Committed
 from spark_agent.supervision.driver_reporter import DriverReporter
@@ -38,6 +39,7 @@ class Reporter:
     held: set[str] = field(default_factory=set[str])
     free_in_ms: int | None = None
     taken: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
+    is_away: bool = False
 
     def claim_some(self, stage: str, ranges: None) -> Lease:
         del ranges
@@ -55,6 +57,8 @@ class Reporter:
         return True
 
     def report_shards(self, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
+        if self.is_away:
+            raise Unavailable
         self.taken.append((stage, reports))
         return list(reports)
 
@@ -137,6 +141,17 @@ def test_final_shards_have_no_work(case: Case) -> None:
 def test_the_commit_ends_the_work_of_shards_without_rows(case: Case) -> None:
     case.after(0, Committed(3))
     case.after(THIRD_MS, Committed(3))
+    assert case.after(1, Committed(4)) == [("s", {"a": DONE, "b": DONE})]
+    assert case.after(1, Committed(4)) == []
+
+
+def test_the_end_of_work_is_reported_once_the_service_answers(case: Case) -> None:
+    case.after(0, Committed(3))
+    case.after(THIRD_MS, Committed(3))
+    case.reporter.is_away = True
+    with pytest.raises(Unavailable):
+        case.after(1, Committed(4))
+    case.reporter.is_away = False
     assert case.after(1, Committed(4)) == [("s", {"a": DONE, "b": DONE})]
     assert case.after(1, Committed(4)) == []
 
