@@ -182,6 +182,10 @@ def decide(
         )
         quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:
+            if index in seen.idle_by_policy:
+                # By a former policy, in a state of an earlier version.
+                decisions.append(Settled(index, fence, quiet_since_ms, False, MIN))
+                continue
             if through_ms is None:
                 continue
             # A batch may be reading what has arrived since.

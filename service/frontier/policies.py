@@ -28,6 +28,17 @@ class StagePolicy:
     """True if its shards may be throttled."""
 
     @property
+    def leaves_quiet_out(self) -> bool:
+        """True if quiet shards become idle.
+
+        >>> StagePolicy(idle=IdlePolicy(5)).leaves_quiet_out
+        True
+        >>> StagePolicy(idle=IdlePolicy(5, slack_ms=7)).leaves_quiet_out
+        False
+        """
+        return self.idle is not None and self.idle.slack_ms is None
+
+    @property
     def needs_facts(self) -> bool:
         """True if every report is necessary, even one without facts about its work.
 

@@ -40,6 +40,11 @@ def test_a_quiet_shard_is_left_out_or_follows_the_clock() -> None:
     assert decide(FOLLOW, QUIET, NOW, NEVER_PAUSED) == [Settled(0, 3, 500, False, 45_000)]
 
 
+def test_a_shard_that_was_left_out_before_the_clock_is_followed_is_waited_for() -> None:
+    idle = replace(WORD, idle_by_policy={0})
+    assert decide(FOLLOW, idle, NOW, NEVER_PAUSED) == [Settled(0, 3, 500, False, MIN)]
+
+
 def test_a_paused_shard_is_waited_for() -> None:
     assert decide(EXCLUDE, QUIET, NOW, PAUSED) == []
     idle = replace(WORD, idle_by_policy={0})

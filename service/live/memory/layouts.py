@@ -78,7 +78,11 @@ def _carried(
     view = max(before.view, installed.view, key=lambda view: view.version)
     stage = replace(before, view=view)
     table = before.table
-    if table is None or layout is None or table.layout == layout:
+    if table is None or layout is None:
+        return stage
+    if not job.pipeline.stages[name].policy.leaves_quiet_out:
+        table.end_policy_idleness()
+    if table.layout == layout:
         return stage
     stage.is_source = job.pipeline.stages[name].is_source
     stage.table = table.carried_over(layout)

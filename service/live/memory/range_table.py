@@ -347,6 +347,13 @@ class RangeTable:
             self._tree.put_many(among(at, moved), self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
+    def end_policy_idleness(self) -> None:
+        """End the idleness of the ranges that are idle by policy: the policy has ended."""
+        for index in tuple(self.idle_by_policy):
+            self._apply_one(index, MIN, idle=False, wall_ms=0)
+        # Records that were computed without them are of the former layout, and the ledger rejects these.
+        self.returned = set()
+
     def retire(self, index: int) -> bool:
         """Retire a range until its next report; return False if it is retired or final already."""
         promise = self._promise_view[index]

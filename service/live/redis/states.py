@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from service.frontier.facts import UNFINISHED
+from service.frontier.graph import Stage
 from service.frontier.ranges import inherit, staying
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import StateLostError
@@ -187,12 +188,12 @@ class LayoutChange:
         self._old = old
         before, after = old.pipeline.stages, job.pipeline.stages
         self.carried: list[str] = []
-        """Stages whose ranges change, but which stay keyed, or a source."""
+        """Stages whose ranges or idleness change, but which stay keyed, or a source."""
         self._fresh: list[str] = []
         for name, stage in after.items():
             if name not in before or type(before[name].layout) is not type(stage.layout):
                 self._fresh.append(name)
-            elif before[name].layout != stage.layout:
+            elif before[name].layout != stage.layout or _ends_policy(before[name], stage):
                 self.carried.append(name)
         self._gone = [name for name in before if name not in after]
 
@@ -244,7 +245,14 @@ class LayoutChange:
         )
         if before is None or after is None:
             raise StateLostError(self._job.name)
+        stage = self._job.pipeline.stages[name]
         aside = {int(i): schema.idle_promise(p) for i, p in old.idle.items()}
+        # Records that were computed without these are of the former layout, and the ledger rejects them.
+        waited_for = {
+            int(i)
+            for i, p in old.idle.items()
+            if schema.is_by_policy(p) and not stage.policy.leaves_quiet_out
+        }
         was_retired = {int(i) for i, p in old.idle.items() if schema.is_retired(p)}
         promises = schema.as_column(inherit(before, schema.promises_of(old.weights, aside), after))
         source, target = staying(before, after)
@@ -252,10 +260,11 @@ class LayoutChange:
         owners, moments = np.zeros(len(after)), np.zeros((len(schema.MOMENTS), len(after)))
         owners[target] = old.owners[source]
         moments[:, target] = old.moments.reshape(len(schema.MOMENTS), -1)[:, source]
-        kept = {i: promise for i, promise in aside.items() if i in stays}
+        stays_aside = stays.keys() - waited_for
+        kept = {i: promise for i, promise in aside.items() if i in stays_aside}
         idle = {stays[i]: promise for i, promise in kept.items() if i not in was_retired}
         retired = {stays[i]: promise for i, promise in kept.items() if i in was_retired}
-        is_source = self._job.pipeline.stages[name].is_source
+        is_source = stage.is_source
         weights = schema.weights_of(promises, idle, retired, is_source=is_source)
         leased = int(np.count_nonzero(owners))
         fields: dict[str, Any] = {
@@ -268,7 +277,9 @@ class LayoutChange:
         fields |= counts_of(weights, idle, retired, leased, self._job.stages[name])
         entry = [
             flat(fields),
-            flat({stays[int(i)]: packed for i, packed in old.idle.items() if int(i) in stays}),
+            flat(
+                {stays[int(i)]: packed for i, packed in old.idle.items() if int(i) in stays_aside}
+            ),
             flat({stays[i]: note for i, note in _last_said(old).items() if i in stays}),
             flat(_renumbered(old.waiting, stays)),
             flat(_renumbered_facts(old.facts, stays)),
@@ -283,6 +294,11 @@ class LayoutChange:
             moments.astype("<f8").tobytes(),
         ]
         return entry, columns, owners
+
+
+def _ends_policy(before: Stage, after: Stage) -> bool:
+    """Return whether quiet shards were left out, and no longer are."""
+    return before.policy.leaves_quiet_out and not after.policy.leaves_quiet_out
 
 
 def _last_said(old: Dumped) -> Mapping[int, bytes]:

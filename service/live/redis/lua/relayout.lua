@@ -40,6 +40,13 @@ for _, entry in ipairs(leases) do
     call('HSET', LEASES, 'm' .. fence, cmsgpack.pack(entry[2]), 'n' .. fence, entry[3])
   end
 end
+-- Chunks of the former layouts may be behind the end of the next ones, which are dirty as a whole.
+local changed = {}
+for _, name in ipairs(removed) do changed[name] = true end
+for _, entry in ipairs(stages) do changed[entry[7]] = true end
+for _, field in ipairs(call('HKEYS', DIRTY)) do
+  if changed[string.match(field, '^(.*):%d+$')] then call('HDEL', DIRTY, field) end
+end
 local stamp = note_change()
 for _, field in ipairs(dirty) do call('HSET', DIRTY, field, stamp) end
 for k = 1, #stages do

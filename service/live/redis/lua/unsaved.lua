@@ -28,7 +28,8 @@ local heads, raws, unfinished = {}, {}, {}
 for n, entry in ipairs(wanted) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
-  local count = math.min(CHUNK, st.n - first)
+  -- An earlier version of the service has left chunks behind the end of a layout that has become smaller.
+  local count = math.max(0, math.min(CHUNK, st.n - first))
   local function part(key, from)
     local raw = call('GETRANGE', key, from, from + 8 * count - 1)
     if #raw ~= 8 * count then lost() end
