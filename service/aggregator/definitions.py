@@ -20,6 +20,7 @@ from service.errors import (
     UnknownJobError,
 )
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
@@ -269,6 +270,7 @@ class Definitions:
             if name not in before.stages or before.stages[name].layout != stage.layout
         ]
         inherited: dict[str, Columns] = {}
+        layouts: dict[str, tuple[Layout, Layout]] = {}
         for name in changed:
             old_ranges = before.stages[name].layout if name in before.stages else None
             new_ranges = pipeline.stages[name].layout
@@ -276,12 +278,13 @@ class Definitions:
                 current = await self._live.columns(job, name)
                 if len(current["promises"]) != len(old_ranges):
                     raise PreconditionFailedError(f"job {job!r} was changed by another request")
+                layouts[name] = old_ranges, new_ranges
                 # In a thread: a million ranges take a while.
                 inherited[name] = await asyncio.to_thread(
                     inherited_columns, old_ranges, current, new_ranges
                 )
         stored = await self._ledger.replace(
-            NewLayout(job, spec, changed, inherited, joined),
+            NewLayout(job, spec, changed, inherited, layouts, joined),
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),

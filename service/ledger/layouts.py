@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Row, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import InvalidRequestError
@@ -11,8 +16,9 @@ from service.frontier.timestamps import MAX
 from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.port import NewLayout
-from service.ledger.rows import chunks_of, watermark_row
+from service.ledger.rows import chunks_of, columns_of, watermark_row
 from service.ledger.tables import stages
+from service.model.checkpoints import Columns, inherited_columns, join_readings
 from service.model.jobs import StoredJob
 
 
@@ -26,6 +32,8 @@ async def change_layouts(
     at_ms: int,
 ) -> None:
     """Write the stages whose ranges have changed, and the inherited columns."""
+    # Before their chunks are dropped.
+    inherited = await _with_saved(db, layout, generation)
     keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
     if keys:
         await db.execute(sql.DROP_CHUNKS_OF_STAGE, keys)
@@ -34,8 +42,41 @@ async def change_layouts(
             [key | {"b_layout_since": layout_version} for key in keys],
         )
     await add_stages(db, layout, layout_version, at_ms)
+    layout = replace(layout, inherited=inherited)
     chunks = chunks_of(layout, incarnation, generation, layout_version)
     await checkpoints.save(db, chunks, at_ms)
+
+
+async def _with_saved(
+    db: AsyncConnection, layout: NewLayout, generation: int
+) -> Mapping[str, Columns]:
+    """Join what is saved for the former layouts to the inherited columns.
+
+    The live store was read before the job was locked. A report or a commit may have been answered since,
+    once it was saved here: after a loss of the live store, its promises must come back.
+    """
+    names = sorted(layout.inherited.keys() & layout.layouts.keys())
+    if not names:
+        return layout.inherited
+    rows = {row.stage: row for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
+    key = {"b_jobs": [layout.job], "b_stages": names, "b_generation": generation}
+    chunks: dict[str, list[Row[Any]]] = {}
+    for chunk in await db.execute(sql.FIND_CHUNKS_OF_STAGES, key):
+        chunks.setdefault(chunk.stage, []).append(chunk)
+    # In a thread: a million ranges take a while.
+    return await asyncio.to_thread(_joined, layout, rows, chunks)
+
+
+def _joined(
+    layout: NewLayout, rows: Mapping[str, Row[Any]], chunks: Mapping[str, Sequence[Row[Any]]]
+) -> Mapping[str, Columns]:
+    joined = dict(layout.inherited)
+    for name in chunks:
+        before, after = layout.layouts[name]
+        saved = columns_of(rows[name], before, chunks[name])
+        if saved is not None:
+            joined[name] = join_readings(joined[name], inherited_columns(before, saved, after))
+    return joined
 
 
 async def add_stages(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from service.errors import ProblemError
 from service.frontier.graph import StageWatermark
+from service.frontier.ranges import Layout
 from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.history import HistoryPoint, RowCounts
@@ -34,6 +35,11 @@ class NewLayout:
     """Stages that are new, or whose own ranges change."""
     inherited: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
     """By changed stage, unless it is new: the columns with which its new ranges begin."""
+    layouts: Mapping[str, tuple[Layout, Layout]] = field(
+        default_factory=dict[str, tuple[Layout, Layout]]
+    )
+    """By stage that inherits columns: its former and its next layout. What the ledger has saved meanwhile
+    for the former one is joined to the inherited columns."""
     joined: str | None = None
     """The source that shards join; None: another change."""
 

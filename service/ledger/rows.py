@@ -194,12 +194,13 @@ def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) 
         view=view_of(row),
         progress=StageProgress(row.run, row.epoch),
         layout_since=row.layout_since,
-        columns=None if layout is None else _columns(row, layout, chunks),
+        columns=None if layout is None else columns_of(row, layout, chunks),
         end=end_of(row),
     )
 
 
-def _columns(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Columns | None:
+def columns_of(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Columns | None:
+    """Return the saved columns of a stage's ranges; None: none are saved."""
     if not chunks:
         return None
     saved = [

@@ -77,6 +77,10 @@ FIND_CHUNKS = (
     .where(promise_chunks.c.job.in_(bindparam("b_jobs", expanding=True)))
     .order_by(promise_chunks.c.job, promise_chunks.c.stage, promise_chunks.c.chunk)
 )
+FIND_CHUNKS_OF_STAGES = FIND_CHUNKS.where(
+    promise_chunks.c.stage.in_(bindparam("b_stages", expanding=True)),
+    promise_chunks.c.generation == bindparam("b_generation"),
+)
 DRAW_INCARNATION = insert(incarnations).returning(incarnations.c.number)
 BEGIN_INCARNATION = (
     update(jobs)

@@ -109,6 +109,22 @@ def inherited_columns(old: Layout, columns: Columns, new: Layout) -> Columns:
     return inherited | {"promises": inherit(old, columns["promises"], new)}
 
 
+def join_readings(one: Columns, other: Columns) -> Columns:
+    """Join two readings of the columns of the same ranges, either of which may be the newer one.
+
+    Promises and moments only rise. A range that has unfinished work, or reports again, in one of the two
+    is not quiet, or not retired: the watermark would pass its rows.
+
+    >>> newer = joined_columns(1, [(0, {"promises": packed_column(np.array([7]))})])
+    >>> older = joined_columns(1, [(0, {"retired": packed_flags([0])})])
+    >>> found = join_readings(older, newer)
+    >>> found["promises"].tolist(), found["retired"].tolist()
+    ([7], [0])
+    """
+    joined = {name: np.maximum(column, other[name]) for name, column in one.items()}
+    return joined | {"retired": np.minimum(one["retired"], other["retired"])}
+
+
 def joined_columns(size: int, chunks: Iterable[tuple[int, Mapping[str, bytes | None]]]) -> Columns:
     """Return the columns over all of a stage's ranges, from the saved ones by chunk number.
 

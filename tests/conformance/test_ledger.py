@@ -20,6 +20,7 @@ from service.errors import (
 )
 from service.frontier.graph import StageWatermark
 from service.frontier.health import Outcome
+from service.frontier.ranges import KeyLayout
 from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded, RejectedValueError
 from service.ledger.sql import SqlLedger
@@ -365,6 +366,23 @@ def test_what_new_ranges_inherit_gives_way_to_what_they_promise(
     runner.run(ledger.replace(change, 1, 1, 2))
     runner.run(ledger.checkpoint([chunk(3, 3, 3, 3, layout_since=2, stamp=1)], 5))
     assert promises(revive()) == [3, 3, 3, 3]
+
+
+def test_what_is_saved_after_the_live_store_was_read_is_inherited_too(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    """A report that ends a retirement, and a commit, were answered meanwhile."""
+    retired = {"promises": packed(5, 1), "retired": packed(1, 0), "unfinished": packed(0, 1)}
+    runner.run(ledger.checkpoint([replace(chunk(stamp=1), columns=retired)], 5))
+    read = inherited([5, 5, 1, 1])
+    read["k"]["retired"][:] = [1, 1, 0, 0]
+    newer = {"promises": packed(6, 4), "retired": packed(0, 0), "unfinished": packed(0, 1)}
+    runner.run(ledger.checkpoint([replace(chunk(stamp=2), columns=newer)], 5))
+    layouts = {"k": (KeyLayout.tile(2), KeyLayout.tile(4))}
+    runner.run(ledger.replace(NewLayout("j", FINER, ("k",), read, layouts), 1, 1, 2))
+    revived = revive()
+    assert promises(revived) == [6, 6, 4, 4]
+    assert column(revived, "retired") == [0, 0, 0, 0]
 
 
 def test_a_checkpoint_of_another_layout_or_generation_is_left_out(

@@ -14,7 +14,7 @@ SHARDS = {"taps": {"shards": ["t-0", "t-1"]}, "counts": {"inputs": ["taps"], "ra
 
 
 def _dialog(page: Page) -> Locator:
-    """Open the dialog, once what loads above the button moves it no more: a click needs it in one place."""
+    """Open the dialog, once what loads above the button no longer moves it: a click has one place."""
     expect(page.get_by_text("Loading…")).to_have_count(0)
     page.get_by_role("button", name="Retire t-1").click()
     return page.get_by_role("dialog")
@@ -47,7 +47,9 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         with Feed(service.url, "retiring") as feed:
             feed.claim("taps", ["t-1"], holder="again").promise(START)
             feed.send("POST", "/stages/taps/ranges/t-1/retire", {"because": "gone again"})
-        expect(page.locator(".marks-legend")).to_contain_text("◇ range retired◈ range reports again")
+        expect(page.locator(".marks-legend")).to_contain_text(
+            "◇ range retired◈ range reports again"
+        )
         page.locator("details.changes summary").click()
         expect(page.locator("details.changes")).to_contain_text(
             "range t-1 of taps reports again: its retirement has ended"
