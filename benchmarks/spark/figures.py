@@ -150,7 +150,8 @@ def _over_partitions(
     bench.run(Variant.WHOLE, files)
     rounds_of = _ROUNDS_OF_PARTITIONS if plan is FULL else _QUICK_ROUNDS_OF_PARTITIONS
     for ranges, rounds in rounds_of.items():
-        case = Case(f"{ranges} state partitions", files, (Variant.PLAIN, Variant.WHOLE), ranges)
+        variants = (Variant.PLAIN, Variant.PYTHON, Variant.WHOLE)
+        case = Case(f"{ranges} state partitions", files, variants, ranges)
         bench.measure(case, rounds, say, is_warm=True)
         ours_ms, plain_ms = (case.batch_ms(each) for each in (Variant.WHOLE, Variant.PLAIN))
         ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.PLAIN)
@@ -163,6 +164,9 @@ def _over_partitions(
             f"{ours_ms:.0f} ms to {plain_ms:.0f} ms, {(ours_ms - plain_ms) / ranges:.1f} ms for each "
             f"partition, rounds {spread}",
         )
+        ratio, spread = case.batch_ratio(Variant.PYTHON, Variant.PLAIN)
+        name = f"{case.name}: a Python function that does nothing"
+        yield Figure(name, ratio, "of plain", None, False, f"rounds {spread}")
 
 
 def _idle(bench: Bench, service_pid: int, folder: Path, plan: Plan) -> Figure:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import Mock, patch
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
@@ -44,6 +45,8 @@ class Variant(StrEnum):
     it keeps the sessions of one more batch in its state. Each batch is one slice of event time:
     plain Spark with its watermark delayed by a slice closes in the same batches, and keeps as many.
     """
+    PYTHON = "plain Spark, through Python"
+    """Each row of the output goes through a function that returns it."""
     SOURCE = "with source()"
     """The watermark is Spark's own, delayed like that."""
     CONTROL = "with source(), watermarked()"
@@ -52,6 +55,7 @@ class Variant(StrEnum):
 
 
 MOST: Final = (Variant.PLAIN, Variant.DELAYED, Variant.WHOLE)
+_PLAIN: Final = frozenset({Variant.PLAIN, Variant.DELAYED, Variant.PYTHON})
 
 
 @dataclass(frozen=True)
@@ -173,10 +177,14 @@ class Bench:
     def _build(
         self, variant: Variant, read: Input, ranges: int, stack: ExitStack
     ) -> tuple[DataFrame, Callable[[DataStreamWriter], StreamingQuery]]:
-        late_s = BOUND_S if variant is Variant.PLAIN else BOUND_S + read.clicks.span_s
-        if variant in {Variant.PLAIN, Variant.DELAYED}:
+        is_plain = variant in {Variant.PLAIN, Variant.PYTHON}
+        late_s = BOUND_S if is_plain else BOUND_S + read.clicks.span_s
+        if variant in _PLAIN:
             clicks = read.read(self._spark).withWatermark("at", f"{late_s} seconds")
-            return _sessions(clicks), DataStreamWriter.start
+            sessions = _sessions(clicks)
+            if variant is Variant.PYTHON:
+                sessions = sessions.mapInArrow(_unchanged, sessions.schema)
+            return sessions, DataStreamWriter.start
         spec = {
             _SOURCE: read.source,
             _STAGE: {"inputs": [_SOURCE], "ranges": ranges},
@@ -218,6 +226,10 @@ def _used_in_s(pid: int, seconds: float) -> float:
     return processor_seconds(pid) - before
 
 
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
 def _sessions(clicks: DataFrame) -> DataFrame:
     return (
         clicks.groupBy(F.session_window("at", f"{GAP_S} seconds").alias("during"), "person")
@@ -257,7 +269,12 @@ def _run(query: StreamingQuery, seconds: float, used_s: float) -> Run:
 def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
     """The cases; their files are still to be written."""
     for name, variants, number, by_shard in (
-        (f"{slices} files", list(Variant), slices, False),
+        (
+            f"{slices} files",
+            [each for each in Variant if each is not Variant.PYTHON],
+            slices,
+            False,
+        ),
         (f"{few} files", MOST, few, False),
         (f"{slices} files of each shard", MOST, slices, True),
     ):
