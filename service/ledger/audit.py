@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger.tables import audit
-from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of
+from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of, parts_of
 
 _DETAIL = 1_000
 
 OF_RANGES = (Action.RETIRE_RANGE.value, Action.RETURN_RANGE.value)
 """Actions whose detail begins with a stage and a range (see `detail_of`)."""
 
+_SEARCHED = 20_000
+"""Records of a job's ranges, the newest first, that are searched for the last ones of some."""
+
+_NEWEST_OF_RANGES = (
+    select(audit.c.action, audit.c.detail)
+    .where(audit.c.job == bindparam("b_job"), audit.c.action.in_(OF_RANGES))
+    .order_by(audit.c.number.desc())
+    .limit(_SEARCHED)
+)
 TRIM_AUDIT = delete(audit).where(audit.c.at_ms < bindparam("b_keep_until_ms"))
 
 
@@ -42,24 +51,33 @@ async def write_audit(
     await db.execute(insert(audit), row)
 
 
-async def write_return(
-    db: AsyncConnection, job: str, stage: str, range_name: str, at_ms: int
+async def write_returns(
+    db: AsyncConnection, job: str, ranges: Collection[tuple[str, str]], at_ms: int
 ) -> None:
-    """Record that a retired range reports again, unless this is recorded already.
+    """Record that retired ranges (stage, range) report again, but for those of which this is recorded.
 
     Replicas may save one end of a retirement twice. The job's row is locked, so one of them is first.
     """
-    of_range = audit.c.detail.startswith(detail_of(stage, range_name, ""), autoescape=True)
-    newest = (
-        select(audit.c.action)
-        .where(audit.c.job == job, audit.c.action.in_(OF_RANGES), of_range)
-        .order_by(audit.c.number.desc())
-        .limit(1)
-    )
-    if (await db.execute(newest)).scalar_one_or_none() == Action.RETURN_RANGE.value:
-        return
-    deed = Deed(Action.RETURN_RANGE, Actor("", ""), at_ms)
-    await write_audit(db, deed, job=job, detail=detail_of(stage, range_name, "reports again"))
+    records = await db.execute(_NEWEST_OF_RANGES, {"b_job": job})
+    newest: dict[tuple[str, str], str] = {}
+    for action, detail in records:
+        stage, name, _ = parts_of(detail)
+        newest.setdefault((stage, name), action)
+    rows = [
+        {
+            "at_ms": at_ms,
+            "action": Action.RETURN_RANGE.value,
+            "actor": "",
+            "address": "",
+            "job": job,
+            "key": None,
+            "detail": detail_of(stage, name, "reports again"),
+        }
+        for stage, name in sorted(ranges)
+        if newest.get((stage, name)) != Action.RETURN_RANGE.value
+    ]
+    if rows:
+        await db.execute(insert(audit), rows)
 
 
 async def read_audit(

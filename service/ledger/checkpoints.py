@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import statements as sql
-from service.ledger.audit import write_return
+from service.ledger.audit import write_returns
 from service.ledger.rows import chunk_row
 from service.ledger.tables import promise_chunks
 from service.model.checkpoints import COLUMNS, CheckpointChunk
@@ -55,6 +55,27 @@ class Checkpoints:
                 chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
             ]
             await db.execute(self._save_chunks, rows)
-        for (job, stage, _), chunk in newest.items():
-            for name in chunk.returned:
-                await write_return(db, job, stage, name, at_ms)
+            await self._record_returns(db, newest.values(), at_ms)
+
+    async def _record_returns(
+        self, db: AsyncConnection, chunks: Iterable[CheckpointChunk], at_ms: int
+    ) -> None:
+        """Record the ends of retirements of those chunks that are saved now, rather than newer ones."""
+        ended = [chunk for chunk in chunks if chunk.returned]
+        if not ended:
+            return
+        key = {
+            "b_jobs": sorted({chunk.job for chunk in ended}),
+            "b_stages": sorted({chunk.stage for chunk in ended}),
+        }
+        saved = {
+            (row.job, row.stage, row.chunk): (row.incarnation, row.stamp)
+            for row in await db.execute(sql.FIND_STAMPS, key)
+        }
+        by_job: dict[str, set[tuple[str, str]]] = {}
+        for chunk in ended:
+            if saved.get((chunk.job, chunk.stage, chunk.chunk)) == (chunk.incarnation, chunk.stamp):
+                found = by_job.setdefault(chunk.job, set())
+                found.update((chunk.stage, name) for name in chunk.returned)
+        for job, ranges in by_job.items():
+            await write_returns(db, job, ranges, at_ms)

@@ -77,6 +77,16 @@ FIND_CHUNKS = (
     .where(promise_chunks.c.job.in_(bindparam("b_jobs", expanding=True)))
     .order_by(promise_chunks.c.job, promise_chunks.c.stage, promise_chunks.c.chunk)
 )
+FIND_STAMPS = select(
+    promise_chunks.c.job,
+    promise_chunks.c.stage,
+    promise_chunks.c.chunk,
+    promise_chunks.c.incarnation,
+    promise_chunks.c.stamp,
+).where(
+    promise_chunks.c.job.in_(bindparam("b_jobs", expanding=True)),
+    promise_chunks.c.stage.in_(bindparam("b_stages", expanding=True)),
+)
 FIND_CHUNKS_OF_STAGES = FIND_CHUNKS.where(
     promise_chunks.c.stage.in_(bindparam("b_stages", expanding=True)),
     promise_chunks.c.generation == bindparam("b_generation"),

@@ -149,10 +149,11 @@ def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
     ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, columns, returned=("a",))
 
     def actions() -> list[tuple[str, int]]:
-        records = runner.run(ledger.read_audit(9, None, "j"))
+        records = runner.run(ledger.read_audit(50, None, "j"))
         return [(each.deed.action.value, each.deed.at_ms) for each in reversed(records)]
 
-    for at_ms in (2, 6):
+    for stamp, at_ms in ((1, 2), (2, 6)):
+        ended = replace(ended, stamp=stamp)
         runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, at_ms), "j", "s a: gone"))
         runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, at_ms), "j", "s b: gone"))
         runner.run(ledger.checkpoint([ended], at_ms + 1))
@@ -162,6 +163,27 @@ def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
     assert actions() == [("create-job", 1), *retired, *again]
     runner.run(ledger.checkpoint([replace(ended, layout_since=9, returned=("b",))], 9))
     assert actions()[-1] == ("return-range", 7), "not of the stage's layout"
+    runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 10), "j", "s A: gone"))
+    runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 10), "j", "s a: gone"))
+    runner.run(ledger.checkpoint([replace(ended, stamp=1)], 11))
+    assert actions()[-1] == ("retire-range", 10), "a newer chunk is saved"
+    runner.run(ledger.checkpoint([replace(ended, stamp=3, returned=("A",))], 12))
+    runner.run(ledger.checkpoint([replace(ended, stamp=4, returned=("A", "a"))], 13))
+    assert actions()[-2:] == [("return-range", 12), ("return-range", 13)]
+
+
+def test_many_ranges_end_their_retirement_at_once(ledger: Ledger, runner: asyncio.Runner) -> None:
+    """One statement searches the audit, and one writes: the commit of an epoch is in the same transaction."""
+    runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1, deed(Action.CREATE_JOB, 1)))
+    names = [f"{number:04}" for number in range(4_000)]
+    for name in names[:2]:
+        runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 2), "j", f"s {name}: gone"))
+    ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, {"promises": bytes(8 * 4_000)}, returned=names)
+    runner.run(ledger.checkpoint([ended], 3))
+    runner.run(ledger.checkpoint([ended], 4))
+    records = runner.run(ledger.read_audit(5_000, None, "j", Action.RETURN_RANGE))
+    assert {each.detail for each in records} == {f"s {name}: reports again" for name in names}
+    assert len(records) == 4_000
 
 
 def test_the_changes_of_a_job_are_its_runs_and_its_records(
