@@ -36,6 +36,8 @@ JITTER: Final = 0.5
 """Uses of a core differ from their mean by up to this share."""
 BACKGROUND_S: Final = 0.01
 """Interval of background work."""
+_TURNS_OF_ROUND: Final = 4
+"""Before the read of the agreements, the record, the publication, and the answers."""
 Process = Generator[simpy.Event, Any, None]
 
 
@@ -289,12 +291,17 @@ class _Replica:
                 self._all_arrived = None
             round_, self._touched = self._touched, {}
             touches, self._touches = self._touches, 0
-            yield from self._loop.use(run.profile.round_replica * len(round_))
+            # Before each of the three requests of a round, its replica has work, behind that of reports.
+            turn_s = run.profile.round_replica * len(round_) / _TURNS_OF_ROUND
             nodes = [job % run.site.nodes for job in round_]
+            yield from self._loop.use(turn_s)
             yield from self._stores(nodes, 0.5)
+            yield from self._loop.use(turn_s)
             yield from run.postgres.use(run.profile.round_postgres * len(round_))
             yield from run.commit()
+            yield from self._loop.use(turn_s)
             yield from self._stores(nodes, 0.5)
+            yield from self._loop.use(turn_s)
             if run.env.now >= run.warm_s:
                 run.found.rounds += 1
                 run.found.round_jobs += len(round_)
@@ -326,6 +333,8 @@ class _Run:
         self.site = site
         self.profile = profile
         self.chance = random.Random(seed)
+        # Apart, so that two sites with one seed have the same arrivals.
+        self._arriving = random.Random(seed)
         self.warm_s = 0.2 * seconds
         self.end_s = self.warm_s + seconds
         self.found = Found(seconds=seconds)
@@ -442,8 +451,8 @@ class _Run:
 
     def _arrivals(self) -> Process:
         while True:
-            yield self.env.timeout(self.chance.expovariate(self.site.rate))
-            self.env.process(self._report(self.chance.randrange(self.site.jobs)))
+            yield self.env.timeout(self._arriving.expovariate(self.site.rate))
+            self.env.process(self._report(self._arriving.randrange(self.site.jobs)))
 
 
 def simulate(site: Site, profile: Profile, *, seconds: float = 2.0, seed: int = 1) -> Found:

@@ -55,7 +55,7 @@ def test_advances_that_arrive_together_share_a_round() -> None:
     many = simulate(Site(1, 1, 1, 1, connections=20), profile, seconds=5)
     assert alone.rate == pytest.approx(1 / 0.011, rel=0.02)
     assert many.rate > 10 * alone.rate
-    assert many.rounds <= alone.rounds
+    assert many.rounds <= alone.rounds + 1, "one more may end within the run"
 
 
 def test_replicas_share_a_write_to_the_disk() -> None:
@@ -72,7 +72,7 @@ def test_a_failure_delays_reports_and_loses_none(component: str) -> None:
     site = Site(3, 3, 12, 0.5, rate=200, outage=Outage(component, 2, 4))
     found = simulate(site, profile, seconds=15)
     without = simulate(replace(site, outage=None), profile, seconds=15)
-    assert len(found.latencies) == pytest.approx(len(without.latencies), rel=0.03)
+    assert len(found.latencies) == pytest.approx(len(without.latencies), rel=0.003)
     within = [
         latency
         for at, latency in zip(found.arrivals, found.latencies, strict=True)
