@@ -51,6 +51,7 @@ from service.model.audit import Action, Actor, Deed
 from service.model.jobs import StageView
 from service.model.keys import Key
 from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.pipeline_spec import decode_spec
 from service.model.reports import Commit, Report, Reported
 from service.model.runs import NewRun, RunEnd, RunRecord
 from service.tasks import Shutdown, run_to_completion
@@ -114,7 +115,7 @@ class Aggregator:
         self.history = History(self.reader, ledger, clock)
         self.problems = Problems(self.reader, self.examiner, clock)
         self.overviews = Overviews(self.reader, self.problems.jobs_if_available, clock)
-        self.range_summaries = RangeSummaries(self._live)
+        self.range_summaries = RangeSummaries(self._live, self.examiner)
         self._background = Background(
             live,
             self._live,
@@ -222,6 +223,17 @@ class Aggregator:
     ) -> Sequence[RunRecord]:
         """Return the newest runs of a job, newest first; see `Ledger.runs`."""
         return await self._ledger.runs(job, limit, before, stage)
+
+    async def check_filter(self, job: str, stage: str) -> None:
+        """Check that a stage is, or was, one of the job: a run was opened for it, or it is specified.
+
+        Raises `UnknownJobError`, `UnknownStageError`.
+        """
+        if await self._ledger.runs(job, 1, None, stage):
+            return
+        found = await self._ledger.specification(job)
+        if stage not in decode_spec(found.spec).stages:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`. New shards join a dynamic source."""

@@ -42,6 +42,7 @@ from service.frontier.ranges import KeyLayout
 from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
+from service.model.reports import RangeView
 from service.model.runs import RunEnd
 
 EXAMPLES = 5
@@ -169,6 +170,18 @@ class Examiner:
                 troubles.append(_stalled(found, stalled))
         return troubles
 
+    async def stalled(self, job: str, stage: str, views: Sequence[RangeView]) -> frozenset[str]:
+        """Return the names of those ranges whose oldest work ages, and that should not pause."""
+        # Mostly none has work, and then nothing more is read.
+        if all(each.facts is None or each.facts.oldest_work_ms is None for each in views):
+            return frozenset()
+        now, _ = await self._live.observe(job, ())
+        found = {each.name for each in views if each.stalls(now.wall_ms)}
+        if not found:
+            return frozenset()
+        advice = (await self._throttling.read(job)).shards.get(stage, {})
+        return frozenset(name for name in found if name not in advice or not advice[name].pause)
+
     async def _stalled(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant
     ) -> Sequence[int]:
@@ -237,8 +250,9 @@ class _Ranges:
 
     def departed(self, indices: Int64s) -> Sequence[str]:
         """Return the last holders of some of them, whose leases have run out: those that are kept."""
-        freed_ms = set(self.seen.held_since_ms[indices].tolist())
-        return list(dict.fromkeys(who for at_ms, who in self.seen.departed if at_ms in freed_ms))
+        freed_ms = self.seen.held_since_ms[indices]
+        holders = (who for at_ms, who in self.seen.departed if bool((freed_ms == at_ms).any()))
+        return list(dict.fromkeys(holders))
 
     def trouble(
         self,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.conditions import CONDITIONS, Condition, conditions_of
+from service.aggregator.health import Examiner
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnknownStageError
 from service.frontier.columns import Bools, Int64s, lowest
@@ -55,6 +56,8 @@ class ListedRange:
     condition: Condition
     held_since_ms: int | None
     """Begin of its leases without a gap, to any workers; None: without a lease."""
+    is_stalled: bool
+    """See `Examiner.stalled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,9 @@ class Window:
 class RangeSummaries:
     """Summaries of the ranges of stages."""
 
-    def __init__(self, live: RecoveringLiveStore) -> None:
+    def __init__(self, live: RecoveringLiveStore, examiner: Examiner) -> None:
         self._live = live
+        self._examiner = examiner
 
     async def read(self, job: str, stage: str, window: Window) -> RangeSummary:
         """Summarise a window of a stage's ranges. Raises `UnknownStageError`, `InvalidRequestError`."""
@@ -112,8 +116,9 @@ class RangeSummaries:
         found = await on_columns(digest, seen, start, end)
         indices = [start + k for k in found.chosen]
         views = await self._live.range_views(job, stage, indices)
+        stalled = await self._examiner.stalled(job, stage, views)
         listed = [
-            ListedRange(index, view, kind, held)
+            ListedRange(index, view, kind, held, view.name in stalled)
             for index, view, kind, held in zip(
                 indices, views, found.conditions, found.held_since_ms, strict=False
             )

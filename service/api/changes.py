@@ -70,8 +70,7 @@ async def get_changes(call: Call[None]) -> ChangesBody:
         call.job, stage, (from_ms, until_ms), limit + 1, skip
     )
     if stage is not None and all(each.stages is None for each in found):
-        # A removed stage may have had runs, or retired ranges.
-        await call.aggregator.find_stage(call.job, stage)
+        await call.aggregator.check_filter(call.job, stage)
     page = found[:limit]
     following = _following(page, before_ms, skip) if len(found) > limit else None
     return changes_body(page, following)

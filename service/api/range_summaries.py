@@ -68,4 +68,4 @@ async def get_range_summary(call: Call[None]) -> RangeSummaryBody:
     )
     async with call.turn():
         found = await call.aggregator.range_summaries.read(call.job, call.stage, window)
-        return range_summary_body(call.job, call.stage, found, call.aggregator.now_ms())
+        return range_summary_body(call.job, call.stage, found)

@@ -70,8 +70,7 @@ async def get_runs(call: Call[None]) -> RunsBody:
     # One more shows that there is another page.
     found = await call.aggregator.runs(call.job, limit + 1, before, stage)
     if stage is not None and before is None and not found:
-        # A removed stage may have runs.
-        await call.aggregator.find_stage(call.job, stage)
+        await call.aggregator.check_filter(call.job, stage)
     return runs_body(*first_page(list(found), limit, lambda each: str(each.run)))
 
 

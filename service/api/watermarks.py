@@ -239,11 +239,11 @@ async def get_ranges(call: Call[None]) -> Response:
         views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
         head = encode(RangesBody(job, stage, 0 if layout is None else len(layout), []))
         slices: list[bytes] = []
-        now_ms = aggregator.now_ms()
+        stalled = await aggregator.examiner.stalled(job, stage, views)
         for start in range(0, len(views), _AT_ONCE):
             await asyncio.sleep(0)
             bodies = [
-                range_body(view, _bounds(view.name) if keyed else None, now_ms)
+                range_body(view, _bounds(view.name) if keyed else None, view.name in stalled)
                 for view in views[start : start + _AT_ONCE]
             ]
             # Without the brackets.

@@ -38,8 +38,8 @@ class NewLayout:
     layouts: Mapping[str, tuple[Layout, Layout]] = field(
         default_factory=dict[str, tuple[Layout, Layout]]
     )
-    """By stage that inherits columns: its former and its next layout. What the ledger has saved meanwhile
-    for the former one is joined to the inherited columns."""
+    """By stage that inherits columns: its former and its next layout. What the ledger has saved
+    meanwhile for the former one is joined to the inherited columns."""
     joined: str | None = None
     """The source that shards join; None: another change."""
 

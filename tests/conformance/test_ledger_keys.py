@@ -173,7 +173,7 @@ def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
 
 
 def test_many_ranges_end_their_retirement_at_once(ledger: Ledger, runner: asyncio.Runner) -> None:
-    """One statement searches the audit, and one writes: the commit of an epoch is in the same transaction."""
+    """One statement searches, and one writes: the commit of an epoch is in the same transaction."""
     runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1, deed(Action.CREATE_JOB, 1)))
     names = [f"{number:04}" for number in range(4_000)]
     for name in names[:2]:

@@ -127,14 +127,22 @@ async def test_a_query_that_does_not_fit_is_refused(job: Api, query: str):
     problem(await job.client.get(f"{job.root}/changes?{query}"), 422, "invalid-request")
 
 
-async def test_a_stage_that_is_not_there(job: Api):
+async def test_a_stage_that_is_not_there(job: Api, gauge: InProcess):
+    gauge.advance(1_000)
     run = await job.run("s2")
+    gauge.advance(1_000)
     await job.change({"s": SPEC["s"]})
     for path in ("changes", "runs"):
         problem(await job.client.get(f"{job.root}/{path}?stage=other"), 404, "unknown-stage")
         ok(await job.client.get(f"{job.root}/{path}?stage=s"))
         removed = ok(await job.client.get(f"{job.root}/{path}?stage=s2"))[path]
         assert run in {each["run"] for each in removed}, "a removed stage has had it"
+    newest = await job.changes("?stage=s2&limit=1")
+    assert newest["changes"][0]["action"] == "change-job", "newer than the run"
+    page = await job.changes(f"?stage=s2&limit=3&cursor={newest['next']}")
+    assert [each["action"] for each in page["changes"]] == ["open-run", "create-job"]
+    before = ms(page["changes"][0]["at"]) - 1
+    assert (await job.changes(f"?stage=s2&to={before}"))["changes"][-1]["action"] == "create-job"
 
 
 async def test_a_job_that_is_gone(job: Api):

@@ -53,7 +53,7 @@ class RangesBody(Struct, frozen=True):
     ranges: list[RangeBody]
 
 
-def range_body(view: RangeView, bounds: tuple[int, int] | None, now_ms: int) -> RangeBody:
+def range_body(view: RangeView, bounds: tuple[int, int] | None, is_stalled: bool) -> RangeBody:
     """Return a range."""
     return RangeBody(
         range=view.name,
@@ -67,7 +67,7 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None, now_ms: int) -> 
         expires_in_ms=view.expires_in_ms,
         reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
         retired=view.retired or UNSET,
-        stalled=view.stalls(now_ms) or UNSET,
+        stalled=is_stalled or UNSET,
     )
 
 

@@ -114,7 +114,7 @@ class OverviewBody(Struct, frozen=True):
     total: Count
 
 
-def range_summary_body(job: str, stage: str, found: RangeSummary, now_ms: int) -> RangeSummaryBody:
+def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummaryBody:
     """Return the summary of a stage's ranges."""
     layout = found.layout
     if layout is None:
@@ -146,7 +146,7 @@ def range_summary_body(job: str, stage: str, found: RangeSummary, now_ms: int) -
             each.view.expires_in_ms,
             instant(each.view.reported_at_ms),
             instant(each.view.raised_at_ms),
-            each.view.stalls(now_ms) or UNSET,
+            each.is_stalled or UNSET,
         )
         for each in found.listed
     ]
