@@ -28,7 +28,7 @@ function asked(route) {
 /** @param {{route: any, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
 export function HistoryChart({ route, stage, zone, nowMs }) {
   const view = asked(route);
-  const shown = view.live ? { from: nowMs - view.span, to: nowMs } : view;
+  const whole = view.live ? { from: nowMs - view.span, to: nowMs } : view;
   const { data, problem } = usePoll((signal) => {
     const until = view.live ? Math.floor(now()) : view.to;
     const from = view.live ? until - view.span : view.from;
@@ -38,6 +38,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
   }, view.live ? LIVE_MS : 0, [route.job, route.stage, view.from, view.to, view.span, ...stepsOf(stage)]);
   const points = data?.[0].points ?? NONE;
   const marks = useMemo(() => marksOf(data?.[1].changes ?? NONE), [data]);
+  const shown = sinceBegin(whole, marks, view.live && !route.query.has("span"));
   const [left, setLeft] = useState(0);
   const more = data?.[1].next !== undefined;
   const columns = useMemo(() => columnsOf(points, stage, shown), [points, stage, shown.from, shown.to]);
@@ -46,7 +47,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
   };
   return html`<section aria-labelledby="history-title">
     <div class="heading"><h2 id="history-title">Watermarks over time</h2>
-      <${Zoom} route=${route} view=${view} shown=${shown} zoomTo=${zoomTo} /></div>
+      <${Zoom} route=${route} view=${view} shown=${shown} whole=${shown === whole} zoomTo=${zoomTo} /></div>
     <p class="legend"><span class="key output"></span> output
       ${stage?.input_watermark !== null && html`<span class="key input"></span> input`}
       <span class="help">drag over the chart to zoom</span></p>
@@ -61,17 +62,23 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
 
 const NONE = [];
 
+/** A young job from its begin on, unless a span is asked for: most of an hour would be empty. */
+function sinceBegin(whole, marks, may) {
+  const begin = marks.find((each) => each.kind === "created" || each.kind === "reset")?.at ?? 0;
+  return may && begin > whole.from ? { from: begin - Math.max(5_000, (whole.to - begin) / 20), to: whole.to } : whole;
+}
+
 const told = (stage, zone) => `The output watermark over wall time. It is at ${instant(stage?.output_watermark, zone)}.`;
 
-function Zoom({ route, view, shown, zoomTo }) {
+function Zoom({ route, view, shown, whole, zoomTo }) {
   const width = shown.to - shown.from;
   const middle = (shown.from + shown.to) / 2;
   const by = (factor) => () => zoomTo(middle - (width * factor) / 2, middle + (width * factor) / 2);
   const move = (parts) => () => zoomTo(shown.from + width * parts, shown.to + width * parts);
-  const live = (ms) => changed(route, { from: null, to: null, span: ms === DEFAULT_MS ? null : ms });
+  const live = (ms) => changed(route, { from: null, to: null, span: ms });
   return html`<div class="tools" role="group" aria-label="Which time to show">
     ${SPANS.map(([name, ms]) => html`<a class="button" href=${live(ms)}
-      aria-current=${view.live && view.span === ms ? "true" : undefined}>${name}</a>`)}
+      aria-current=${view.live && whole && view.span === ms ? "true" : undefined}>${name}</a>`)}
     <button type="button" onClick=${move(-0.5)} aria-label="Earlier">←</button>
     <button type="button" onClick=${by(0.5)} aria-label="Zoom in">+</button>
     <button type="button" onClick=${by(2)} aria-label="Zoom out">−</button>
