@@ -24,6 +24,7 @@ from service.frontier.idleness import (
 )
 from service.frontier.leases import watched_since
 from service.frontier.policies import IdlePolicy
+from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
 from service.model.observations import Instant, Settled, StageObservation
@@ -93,7 +94,7 @@ class IdlePolicies:
                 job, name, seen, decide(policy, seen, now, samples, clock)
             )
             for turn in in_turns(decisions):
-                await self._settle(job, name, turn)
+                await self._settle(job, name, seen.layout, turn)
 
     async def _without_kept_back(
         self, job: str, stage: str, seen: StageObservation, decisions: Sequence[Settled]
@@ -110,7 +111,9 @@ class IdlePolicies:
         unfinished = {index for index in passing if seen.layout.name(index) not in finished}
         return [each for each in decisions if each.index not in unfinished]
 
-    async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
+    async def _settle(
+        self, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+    ) -> None:
         """Carry decisions out. The agreement of the shards is published before any of them leaves: a
         moment later, the last active one may be idle. Another replica may have settled the turn before,
         so this replica publishes in any case.
@@ -118,7 +121,7 @@ class IdlePolicies:
         if any(each.idle for each in decisions):
             self._publisher.touch(job, (stage,))
             await self._live.flush(job)
-        if await self._live.settle(job, stage, decisions):
+        if await self._live.settle(job, stage, layout, decisions):
             self._publisher.touch(job, (stage,))
 
 

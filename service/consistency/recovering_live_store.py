@@ -21,6 +21,7 @@ from service.consistency.reconciler import Reconciler
 from service.consistency.touched import Published
 from service.errors import UnavailableError
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.live.port import JobState, LiveStore, StateLostError
 from service.model.checkpoints import Columns
 from service.model.jobs import Census, InstalledJob, JobView, StageProgress, StageView
@@ -148,8 +149,11 @@ class RecoveringLiveStore(JobState):
         return await self._expire_then_run(job, partial(self._live.observe, job, stages))
 
     @override
-    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
+    async def settle(
+        self, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+    ) -> bool:
+        step = partial(self._live.settle, job, stage, layout, decisions)
+        return await self._expire_then_run(job, step)
 
     @override
     async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:

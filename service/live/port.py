@@ -15,6 +15,7 @@ from msgspec import structs
 
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.jobs import (
     Census,
@@ -216,8 +217,13 @@ class JobState(Protocol):
         """
         ...
 
-    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+    async def settle(
+        self, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+    ) -> bool:
         """Apply decisions about quiet ranges, each only if its range is unchanged since the observation.
+
+        `layout`: of the observation. In another one, an index may be of another range, and nothing is
+        applied.
 
         Return whether the stage's agreement is ahead of its published watermark, and must be published.
         """

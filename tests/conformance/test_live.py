@@ -1142,7 +1142,7 @@ def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worke
         facts = seen.facts[0]
         worker.report(token, {"a": 5}, facts=quiet)
         decision = Settled(0, int(seen.owners[0]), facts.quiet_since_ms, True, MIN)
-        worker.run(worker.live.settle("j", "s", [decision]))
+        worker.run(worker.live.settle("j", "s", worker.observe().layout, [decision]))
         return bool(worker.observe().idle[0])
 
     assert settle(), "a quiet report changes nothing"
@@ -1150,10 +1150,10 @@ def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worke
     assert not worker.observe().idle[0]
     seen = worker.observe()
     stale = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms - 1, True, MIN)
-    worker.run(worker.live.settle("j", "s", [stale]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [stale]))
     assert not worker.observe().idle[0], "records came after it was observed"
     stranger = Settled(0, 12_345, seen.facts[0].quiet_since_ms, True, MIN)
-    worker.run(worker.live.settle("j", "s", [stranger]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [stranger]))
     assert not worker.observe().idle[0], "it is under another lease"
 
 
@@ -1171,7 +1171,7 @@ def test_the_watermark_does_not_pass_what_a_quiet_range_has_left_unfinished_sinc
     seen = worker.observe()
     worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=0, **unfinished)})
     decision = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, *decided)
-    worker.run(worker.live.settle("j", "s", [decision]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [decision]))
     after = worker.observe()
     assert (after.idle[0], after.promises[0]) == (False, 5)
     assert after.facts[0].quiet_since_ms == seen.facts[0].quiet_since_ms
@@ -1225,7 +1225,7 @@ def test_a_range_that_is_reported_idle_is_so_by_its_workers_word(worker: Worker)
         worker.report(token, {"a": 5}, facts=quiet)
         seen = worker.observe()
         decision = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
-        worker.run(worker.live.settle("j", "s", [decision]))
+        worker.run(worker.live.settle("j", "s", worker.observe().layout, [decision]))
         assert worker.observe().idle_by_policy == {0}
         worker.report(token, {"a": 5}, idle={"a"}, facts=word_facts)
         seen = worker.observe()
@@ -1266,7 +1266,7 @@ def test_records_that_wait_for_a_commit_end_the_quiet(
     assert after.facts[0].quiet_since_ms >= before.quiet_since_ms
     assert after.facts[0].reported_at_ms == before.reported_at_ms, "it is not applied yet"
     stale = Settled(0, int(after.owners[0]), before.quiet_since_ms - 1, True, MIN)
-    worker.run(worker.live.settle("j", "s", [stale]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [stale]))
     assert not worker.observe().idle[0]
     worker.commit(1, s=None)
     assert worker.observe().counts.records == 3
@@ -1294,7 +1294,7 @@ def test_the_unfinished_work_of_an_epoch_that_is_dropped_remains(
     assert seen.facts[0].is_unfinished
     assert not seen.facts[1].is_unfinished
     leaves = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
-    worker.run(worker.live.settle("j", "s", [leaves]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [leaves]))
     assert not worker.observe().idle[0]
     [chunk] = [c for c in worker.run(worker.live.unsaved("j")) if c.stage == "s"]
     assert joined_columns(2, [(0, chunk.columns)])["unfinished"].tolist() == [1, 0]

@@ -99,7 +99,7 @@ def settle_that_a_shard_is_idle(worker: Worker, token: str, _: Advance) -> None:
     facts = seen.facts.get(0)
     quiet = None if facts is None else facts.quiet_since_ms
     decision = Settled(0, int(seen.owners[0]), quiet, idle=True, promise=MIN)
-    worker.run(worker.live.settle("j", "s", [decision]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [decision]))
 
 
 def retire_a_shard(worker: Worker, token: str, _: Advance) -> None:

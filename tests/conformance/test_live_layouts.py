@@ -64,7 +64,7 @@ def test_idleness_by_policy_ends_with_its_policy(
     token = worker.claim(["a", "b"]).token
     worker.report(token, {"a": 5, "b": 9})
     worker.run(live.release("j", [token]))
-    worker.run(live.settle("j", "s", [Settled(0, 0, None, True, MIN)]))
+    worker.run(live.settle("j", "s", worker.observe().layout, [Settled(0, 0, None, True, MIN)]))
     assert worker.observe().idle_by_policy == {0}
     assert worker.agreement() == Agreement(9)
     longer = with_policy(StagePolicy(idle=IdlePolicy(2_000)))
@@ -76,6 +76,22 @@ def test_idleness_by_policy_ends_with_its_policy(
     assert worker.agreement() == Agreement(5 if shards == "ab" else MIN)
     assert seen.census is not None
     assert seen.census.idle == 0
+
+
+def test_a_decision_about_ranges_of_another_layout_is_void(
+    live: LiveStore, runner: asyncio.Runner
+) -> None:
+    excluding = StagePolicy(idle=IdlePolicy(1_000))
+    runner.run(live.begin(installed(with_policy(excluding))))
+    worker = Worker(live, runner)
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 9})
+    worker.run(live.release("j", [token]))
+    layout = worker.observe().layout
+    worker.run(live.install(installed(with_policy(excluding, "0ab"), layout_version=2)))
+    # Index 1 was of b, and is of a.
+    worker.run(live.settle("j", "s", layout, [Settled(1, 0, None, True, MIN)]))
+    assert not worker.observe().idle.any()
 
 
 def test_a_word_of_a_worker_does_not_end_with_a_policy(

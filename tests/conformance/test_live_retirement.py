@@ -172,7 +172,7 @@ def test_a_policy_decides_nothing_about_a_retired_range(worker: Worker) -> None:
     seen = worker.observe()
     decision = Settled(0, int(seen.owners[0]), None, idle=True, promise=MIN)
     retire(worker, "a")
-    worker.run(worker.live.settle("j", "s", [decision]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [decision]))
     assert (census(worker).idle, census(worker).retired) == (0, 1)
     assert worker.agreement() == Agreement(9)
 

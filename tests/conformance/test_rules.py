@@ -602,7 +602,7 @@ def after_set_back(worker: Worker, case: Case, advance: Advance) -> int:
     if case["quiet_ms"]:
         seen = worker.observe("s")
         idle = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
-        worker.run(worker.live.settle("j", "s", [idle]))
+        worker.run(worker.live.settle("j", "s", worker.observe().layout, [idle]))
     advance(case["now_ms"] - case["given_ms"])
     assert worker.observe("s").is_ahead_of(worker.lease_ms()) is (case["given_ms"] > case["now_ms"])
     worker.run(worker.live.follow_set_back("j", "s", case["quiet_ms"]))
@@ -620,7 +620,7 @@ def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
     seen = worker.observe("s")
     if case["was_idle_by_policy"]:
         settled = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
-        worker.run(worker.live.settle("j", "s", [settled]))
+        worker.run(worker.live.settle("j", "s", worker.observe().layout, [settled]))
     for epoch in (None, 1):
         records = 0 if case["reported_nothing"] else 1
         worker.report(token, {"a": 6}, epoch=epoch, facts={"a": ReportedFacts(records=records)})
@@ -641,7 +641,7 @@ def test_who_keeps_something_back_does_not_stay_idle(
     worker.report(token, {"a": 5}, facts={"a": nothing})
     seen = worker.observe("s")
     settled = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
-    worker.run(worker.live.settle("j", "s", [settled]))
+    worker.run(worker.live.settle("j", "s", worker.observe().layout, [settled]))
     assert worker.observe("s").idle_by_policy == {0}
     if epoch is None:
         attempts = 1

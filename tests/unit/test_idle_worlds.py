@@ -101,7 +101,7 @@ class World:
                 output = output.advance(output.input, reached.watermark, idle=reached.idle)
                 view = StageView(output, version, version, now, now)
                 await store.publish("j", 1, version, {"s": view}, {})
-                await store.settle("j", "s", turn)
+                await store.settle("j", "s", observed["s"].layout, turn)
 
     def arrive(self, shard: Shard, now: int) -> None:
         if shard.random.random() < 0.08:

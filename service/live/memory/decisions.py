@@ -8,20 +8,22 @@ from dataclasses import replace
 from service.frontier.graph import is_ahead
 from service.frontier.idleness import after_set_back, is_void
 from service.frontier.leases import held_moment, held_since
+from service.frontier.ranges import Layout
 from service.live import refusals
 from service.live.memory.state import LiveJob
 from service.model.observations import Settled
 
 
-def settle(job: LiveJob, stage: str, decisions: Sequence[Settled], wall_ms: int) -> bool:
+def settle(
+    job: LiveJob, stage: str, layout: Layout, decisions: Sequence[Settled], wall_ms: int
+) -> bool:
     """See `LiveStore.settle`."""
     state, table = job.table(stage)
-    for each in decisions:
+    for each in decisions if table.layout == layout else ():
         index = each.index
         facts = table.facts.get(index)
         if (
-            index >= len(table)
-            or index in table.retired
+            index in table.retired
             or table.owned_by(index) != each.fence
             or (None if facts is None else facts.quiet_since_ms) != each.quiet_since_ms
             or (each.lets_pass and facts is not None and facts.is_unfinished)

@@ -17,6 +17,7 @@ from typing_extensions import override
 from service.clock import Clock
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.live.memory import epochs, layouts, leases, reports, views
 from service.live.memory.decisions import follow_set_back, retire, settle
 from service.live.memory.leases import Deadlines
@@ -330,9 +331,11 @@ class MemoryLiveStore(LiveStore):
         }
 
     @override
-    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+    async def settle(
+        self, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+    ) -> bool:
         self._expire()
-        return settle(self._changing(job), stage, decisions, self._clock.wall_ms())
+        return settle(self._changing(job), stage, layout, decisions, self._clock.wall_ms())
 
     @override
     async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:

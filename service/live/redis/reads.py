@@ -12,6 +12,7 @@ from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
 from service.live import refusals
 from service.live.batching import Batcher
@@ -290,15 +291,17 @@ async def follow_set_back(steps: Steps, job: str, stage: str, after_ms: int) -> 
     await steps.with_layout(job, correct)
 
 
-async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+async def settle(
+    steps: Steps, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+) -> bool:
     """Run the step `LiveStore.settle`."""
 
     async def apply(job_layout: JobLayout) -> bool:
-        count = len(stage_layout(job_layout, stage))
+        is_same = stage_layout(job_layout, stage) == layout
         args = [
             [d.index, float(d.fence), _quiet_since(d), d.idle, float(d.promise)]
             for d in decisions
-            if d.index < count
+            if is_same
         ]
         _, ahead = await steps.step(job_layout, "settle", (stage,), args)
         return bool(ahead)

@@ -19,6 +19,7 @@ from service.clock import Clock
 from service.errors import StoreRefusedError, UnavailableError
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.live.port import LiveStore, Watch, new_token, with_token
 from service.live.redis import (
     checkpoints,
@@ -224,8 +225,10 @@ class RedisLiveStore(LiveStore):
         return await reads.observe(self._steps, job, stages)
 
     @override
-    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        return await reads.settle(self._steps, job, stage, decisions)
+    async def settle(
+        self, job: str, stage: str, layout: Layout, decisions: Sequence[Settled]
+    ) -> bool:
+        return await reads.settle(self._steps, job, stage, layout, decisions)
 
     @override
     async def follow_set_back(self, job: str, stage: str, after_ms: int) -> None:
