@@ -25,25 +25,33 @@ class _StalledWatermark:
 
 
 class Adoption:
-    """Watches that Spark's watermark follows the watermark it is handed.
+    """Watches that Spark's watermark follows the watermarks it is handed.
 
     A control row becomes Spark's watermark at the end of its batch. Without stateful operators, Spark
-    would not run another batch until data arrives.
+    would not run another batch until data arrives. With several control sources, Spark adopts the
+    smallest of their watermarks.
     """
 
     def __init__(self) -> None:
+        self._handed_ms: dict[str, int | None] = {}
+        """By reader: the watermark of its latest offset; None: not any yet."""
         self._stalled: _StalledWatermark | None = None
 
-    def is_awaited(self, at: Offset, latest: CommittedBatch | None) -> bool:
-        """Return whether Spark needs another batch to adopt the watermark of its latest offset."""
-        if latest is None or at.watermark_ms is None or latest.watermark_ms >= at.watermark_ms:
+    def is_awaited(self, reader: str, at: Offset, latest: CommittedBatch | None) -> bool:
+        """Return whether Spark needs another batch to adopt the watermarks of its latest offsets.
+
+        The offset of another reader may be of the trigger before. If it has advanced since, that reader
+        is still to be polled in this trigger, and awaits the adoption itself.
+        """
+        self._handed_ms[reader] = at.watermark_ms
+        # Spark's own watermark starts at 1970.
+        handed_ms = min(0 if each is None else each for each in self._handed_ms.values())
+        if latest is None or handed_ms <= max(latest.watermark_ms, 0):
             self._stalled = None
             return False
-        if at.watermark_ms <= 0:
-            return False  # Spark's own watermark starts at 1970.
         stalled = self._stalled
-        if stalled is None or stalled.watermark_ms != at.watermark_ms:
-            stalled = _StalledWatermark(at.watermark_ms, latest.epoch)
+        if stalled is None or stalled.watermark_ms != handed_ms:
+            stalled = _StalledWatermark(handed_ms, latest.epoch)
         batches = latest.epoch - stalled.since_epoch
         if batches >= STALLED_AFTER_BATCHES and not stalled.logged:
             stalled = replace(stalled, logged=True)
@@ -54,7 +62,7 @@ class Adoption:
                 "checkpoint. Or something holds it back: a withWatermark on another source of this "
                 "query, or an optimiser rule that drops the control rows",
                 latest.watermark_ms,
-                at.watermark_ms,
+                handed_ms,
                 batches,
             )
         self._stalled = stalled

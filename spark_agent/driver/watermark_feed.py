@@ -268,8 +268,10 @@ class WatermarkFeed:
         self._log_before_1970(stage, found, target_ms)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
-        waits = self._read_first[stage].is_waiting
-        if first or waits or self._adoption.is_awaited(at, latest) or self._must_continue(latest):
+        awaited = (
+            self._adoption.is_awaited(reader, at, latest) or self._read_first[stage].is_waiting
+        )
+        if first or awaited or self._must_continue(latest):
             return Offset(at.watermark_ms, at.turn + 1)
         return at
 

@@ -309,6 +309,56 @@ def test_a_watermark_that_is_stuck_in_spark_is_logged_once(
     assert here.turn == 4, "no batches without end"
 
 
+class InputsByStage(Answers):
+    """Gives each stage an input watermark of its own."""
+
+    def __init__(self, inputs_ms: Mapping[str, int | None]) -> None:
+        super().__init__(at(None))
+        self._inputs_ms = inputs_ms
+
+    def choose(self, path: str) -> Answer:
+        [input_ms] = [ms for stage, ms in self._inputs_ms.items() if f"/stages/{stage}/" in path]
+        return at(input_ms)
+
+
+def in_triggers(
+    triggers: int, inputs_ms: Mapping[str, int | None], *, adopts: bool = True
+) -> list[bool]:
+    """Poll the sources of a union's stages in each trigger, and return which triggers ran a batch.
+
+    Spark adopts the smallest watermark that its control sources have handed to it.
+    """
+    query = Query(FakeClock())
+    with InputsByStage(inputs_ms) as server:
+        following = feed(server, query, promises={stage: Promise() for stage in inputs_ms})
+        here, ran = dict.fromkeys(inputs_ms, Offset(None, 0)), list[bool]()
+        for _ in range(triggers):
+            handed = [each.watermark_ms or 0 for each in here.values()]
+            found = {each: following.next(f"of {each}", each, here[each]) for each in here}
+            ran.append(found != here)
+            if ran[-1]:
+                query.done(sum(ran) - 1, min(handed) if adopts else 0)
+            here = found
+        return ran
+
+
+@pytest.mark.parametrize("second_ms", [5, None])
+def test_a_watermark_that_another_one_of_the_query_holds_back_is_not_awaited(
+    second_ms: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A union of two stages with inputs of their own: `availableNow` runs never ended."""
+    ran = in_triggers(8, {"first": 9, "second": second_ms})
+    adopted = second_ms is not None
+    assert ran == [True, adopted, False, False, False, False, False, False]
+    assert "Spark's watermark is stuck" not in caplog.text
+
+
+def test_the_smallest_watermark_of_a_query_is_awaited_and_not_for_ever() -> None:
+    """Neither of two is adopted: the batches of the query are not computed."""
+    ran = in_triggers(8, {"first": 9, "second": 5}, adopts=False)
+    assert ran == [True, True, True, True, False, False, False, False]
+
+
 class TestDrained:
     def test_an_empty_batch_shows_it(self) -> None:
         query, supervisor = Query(FakeClock()), Supervisor()
