@@ -148,7 +148,12 @@ class ReadThrough:
             listing = self._listings.get(stage)
             for shard in shards:
                 listed_ms = None if listing is None else listing.of(shard)
-                found[shard] = self._ended_ms if listed_ms is None else self._capped(listed_ms)
+                if listed_ms is not None:
+                    found[shard] = self._capped(listed_ms)
+                else:
+                    # A run of one batch also ends with files unread, those of a shard that is paused.
+                    is_left = listing is not None and shard in listing.left
+                    found[shard] = None if is_left else self._ended_ms
         return {shard: ms for shard, ms in found.items() if ms is not None}
 
     def _capped(self, ms: int) -> int:

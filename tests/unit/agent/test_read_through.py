@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,6 +174,18 @@ def test_a_shard_that_is_held_back_does_not_advance() -> None:
     for now_ms in (110, 210, 310):
         read.note_listing(STAGE, now_ms, Wanted({"a": 1}), held)
     assert read.of(STAGE, SHARDS) == {"b": 210}
+
+
+@pytest.mark.parametrize("trigger", [ONE_BATCH, NIGHTLY])
+def test_the_end_of_a_run_proves_nothing_of_a_shard_that_was_held_back(trigger: Trigger) -> None:
+    """Its files were there at the start, and a run of one batch ends without them."""
+    read = ReadThrough(query(by_shard=True, trigger=trigger), 100)
+    read.note_poll("gate", 110, None)
+    held = Admission({"a": ShardLimit(0, "it is ahead")})
+    read.note_listing(STAGE, 115, Wanted({"a": 1, "b": 1}, ends=trigger == NIGHTLY), held)
+    read.note_batch(batch(7, 109))
+    read.note_end()
+    assert read.of(STAGE, SHARDS) == {"b": 100}
 
 
 @given(st.data())
