@@ -51,16 +51,26 @@ class Feeds:
             if feed is ended:
                 self._feeds[source] = stage, None
 
-    def admit(self, source: str, wanted: Wanted) -> Admission:
-        """Return what a source of ours may read. Raises `NotStartedError`, `QueryFailedError`."""
+    def admit(self, source: str, wanted: Wanted, until_ms: int) -> Admission:
+        """Return what a source of ours may read.
+
+        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if the source waits no longer.
+        """
         stage, feed = self._feeds.get(source, ("", None))
         if not isinstance(feed, WatermarkFeed):
             raise NotStartedError(stage)
-        return feed.admit(stage, wanted)
+        return feed.admit(stage, wanted, until_ms)
 
-    def next_offset(self, source: str, reader: str, at: Offset) -> Offset | RetryLater:
-        """Return a control source's next offset. Raises `NotStartedError`, `QueryFailedError`."""
+    def next_offset(
+        self, source: str, reader: str, at: Offset, until_ms: int
+    ) -> Offset | RetryLater:
+        """Return a control source's next offset.
+
+        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if the source waits no longer.
+        """
         stage, feed = self._feeds.get(source, ("", None))
         if feed is None:
             raise NotStartedError(stage)
-        return feed.next(at) if isinstance(feed, EarlyFeed) else feed.next(reader, stage, at)
+        if isinstance(feed, EarlyFeed):
+            return feed.next(at)
+        return feed.next(reader, stage, at, until_ms)

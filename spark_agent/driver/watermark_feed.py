@@ -25,7 +25,7 @@ from spark_agent.exceptions import AggregatorError, QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.control import END_MS, to_spark_ms
-from spark_agent.sources.driver_link import Offset, RetryLater
+from spark_agent.sources.driver_link import LinkError, Offset, RetryLater
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.diagnostics import log_missing_inputs
@@ -151,7 +151,9 @@ class WatermarkFeed:
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
 
-    def next(self, reader: str, stage: str, at: Offset) -> Offset | RetryLater:
+    def next(
+        self, reader: str, stage: str, at: Offset, until_ms: int | None = None
+    ) -> Offset | RetryLater:
         """Return a control source's next offset, or `at` itself if nothing is new; a `RetryLater` while
         the next batch has to wait.
 
@@ -160,19 +162,37 @@ class WatermarkFeed:
         advances, so every start of a query runs a batch in which all ranges report, even if the last
         epoch before a crash was never committed and no data arrives.
 
-        Raises `QueryFailedError` if the query must not run another batch.
+        `until_ms`: instant until which the source waits, on the steady clock; None: without an end.
+
+        Raises `QueryFailedError` if the query must not run another batch, and `LinkError` if the source
+        waits no longer.
         """
         with self._lock:
-            found = self._next(reader, stage, at)
+            found = self._next(reader, stage, at, until_ms)
             if isinstance(found, RetryLater):
                 self._retrying.add(reader)
             else:
                 self._retrying.discard(reader)
             return found
 
-    def _next(self, reader: str, stage: str, at: Offset) -> Offset | RetryLater:
-        latest = self._running.latest_batch()
+    def _asked_ms(self, until_ms: int | None) -> int:
+        """Return the time of the wall clock, at which a source waits for the answer to its request.
+
+        A driver that has stalled may find a request after its source has given up. Spark has planned a
+        batch since, and the source may have sent the next request. Such a request must not be noted as
+        one of the present trigger. Raises `LinkError`.
+        """
         now_ms = self._clock.wall_ms()
+        # After the reading, and after that of the latest batch: no stall in between makes them newer.
+        if until_ms is not None and self._clock.steady_ms() >= until_ms:
+            raise LinkError("the source waits no longer")
+        return now_ms
+
+    def _next(
+        self, reader: str, stage: str, at: Offset, until_ms: int | None
+    ) -> Offset | RetryLater:
+        latest = self._running.latest_batch()
+        now_ms = self._asked_ms(until_ms)
         behind = self._ingress.reason_to_wait(now_ms)
         if behind is None:
             # Before the commit, with which the supervisor reports by it.
@@ -200,18 +220,19 @@ class WatermarkFeed:
             return found
         return Offset(found.watermark_ms, at.turn + 1, waited)
 
-    def admit(self, stage: str, wanted: Wanted) -> Admission:
+    def admit(self, stage: str, wanted: Wanted, until_ms: int | None = None) -> Admission:
         """Return what the shards of a source of ours may read in the next batch.
 
-        Raises `QueryFailedError` if the query must not run another batch.
+        Raises as `next` does.
         """
         with self._lock:
             latest = self._running.latest_batch()
+            now_ms = self._asked_ms(until_ms)
             self._settle(latest)
             admission = Admission()
             if self._throttle is not None:
                 admission = self._throttle.admit(stage, wanted, latest)
-            self._read.note_listing(stage, self._clock.wall_ms(), wanted, admission)
+            self._read.note_listing(stage, now_ms, wanted, admission)
             self._waits.note_complete(stage, wanted, _epoch(latest))
             self._waits.note_shards(stage, unread=list(wanted.unread), waits=admission.because)
             return admission

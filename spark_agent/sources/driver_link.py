@@ -19,6 +19,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
+from spark_agent.clock import SystemClock
 from spark_agent.exceptions import NotStartedError, QueryFailedError
 from spark_agent.sources.admission import Admission, Wanted
 
@@ -91,6 +92,9 @@ class _Request:
     token: str
     control: str
     reader: str
+    until_ms: int
+    """Instant until which the source waits for the answer, on the steady clock of this machine. Spark
+    goes on without an answer."""
     watermark_ms: int | None = None
     turn: int = 0
     wanted: dict[str, Any] | None = None
@@ -116,7 +120,9 @@ class LinkClient:
 
         Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
         """
-        request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
+        request = _Request(
+            self._token, control, self._reader, self._until_ms(), at.watermark_ms, at.turn
+        )
         return self._ask(request, _read_offset)
 
     def admit(self, source: str, wanted: Wanted) -> Admission:
@@ -124,8 +130,14 @@ class LinkClient:
 
         Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
         """
-        request = _Request(self._token, source, self._reader, wanted=wanted.to_dict())
+        request = _Request(
+            self._token, source, self._reader, self._until_ms(), wanted=wanted.to_dict()
+        )
         return self._ask(request, lambda answer: Admission.from_dict(answer["limits"]))
+
+    def _until_ms(self) -> int:
+        # The socket's timeout begins later, so the source waits at least so long.
+        return SystemClock().steady_ms() + self._timeout_ms
 
     def _ask(self, request: _Request, read: Callable[[dict[str, Any]], T]) -> T:
         try:
@@ -173,15 +185,16 @@ def _line(link: socket.socket) -> bytes:
 
 class LinkServer:
     """The driver's end. `answer` maps a control source's id, its reader's id and its offset to the next
-    offset; `admit` maps the id of a source of ours and what it wants to what it may read. Each reader
-    has a thread of its own.
+    offset; `admit` maps the id of a source of ours and what it wants to what it may read. Both get the
+    instant until which the source waits, on the steady clock, and may raise `LinkError` in place of an
+    answer. Each reader has a thread of its own.
     """
 
     def __init__(
         self,
         token: str,
-        answer: Callable[[str, str, Offset], Offset | RetryLater],
-        admit: Callable[[str, Wanted], Admission] | None = None,
+        answer: Callable[[str, str, Offset, int], Offset | RetryLater],
+        admit: Callable[[str, Wanted, int], Admission] | None = None,
     ) -> None:
         links: WeakSet[socket.socket] = WeakSet()
 
@@ -189,9 +202,9 @@ class LinkServer:
             try:
                 if request.wanted is not None and admit is not None:
                     wanted = Wanted.from_dict(request.wanted)
-                    return {"limits": admit(request.control, wanted).to_dict()}
+                    return {"limits": admit(request.control, wanted, request.until_ms).to_dict()}
                 at = Offset(request.watermark_ms, request.turn)
-                found = answer(request.control, request.reader, at)
+                found = answer(request.control, request.reader, at, request.until_ms)
             except NotStartedError as error:
                 return {"not_started": error.stage}
             except QueryFailedError as error:

@@ -46,7 +46,7 @@ def offset(watermark: int | None, turn: int) -> dict[str, Any]:
 
 
 def test_a_driver_that_does_not_answer_costs_news_and_nothing_else() -> None:
-    server = LinkServer("secret", lambda _control, _reader, at: Offset(9, at.turn + 1))
+    server = LinkServer("secret", lambda _control, _reader, at, _until_ms: Offset(9, at.turn + 1))
     link = LinkClient(server.port, "secret", timeout_ms=5_000)
     following = reader(link)
     assert following.read(following.initialOffset())[1] == offset(9, 1)
@@ -61,7 +61,7 @@ def test_an_idle_query_asks_the_driver_no_more_often_than_it_may(*, ends_when_id
     """But a run that ends at the first trigger without news must hear of it at once."""
     asked: list[Offset] = []
 
-    def answer(control: str, reader: str, at: Offset) -> Offset:
+    def answer(control: str, reader: str, at: Offset, until_ms: int) -> Offset:
         asked.append(at)
         return at
 
@@ -82,7 +82,7 @@ def test_a_clock_that_has_gone_back_is_asked_about_at_once() -> None:
     """A batch planned now would be dated before the latest poll, which sources have promised."""
     asked: list[Offset] = []
 
-    def answer(control: str, reader: str, at: Offset) -> Offset:
+    def answer(control: str, reader: str, at: Offset, until_ms: int) -> Offset:
         asked.append(at)
         return at
 
@@ -105,7 +105,7 @@ def test_a_clock_that_has_gone_back_is_asked_about_at_once() -> None:
 
 @pytest.mark.parametrize("delay_ms", [0, 250])
 def test_a_watermark_that_moves_is_one_row_of_nulls(delay_ms: int) -> None:
-    server = LinkServer("secret", lambda _control, _reader, at: Offset(9, at.turn + 1))
+    server = LinkServer("secret", lambda _control, _reader, at, _until_ms: Offset(9, at.turn + 1))
     link = LinkClient(server.port, "secret", timeout_ms=5_000)
     following = reader(link, delay_ms)
     rows, end = following.read(offset(5, 1))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from spark_agent.client.client import Client
+from spark_agent.clock import SystemClock
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.preconditions import Resumption
 from spark_agent.driver.watermark_feed import WatermarkFeed
@@ -131,8 +133,8 @@ class NewCheckpoint:
 class Unthrottled(WatermarkFeed):
     """One that never says to hold."""
 
-    def next(self, reader: str, stage: str, at: Offset) -> Offset:
-        found = super().next(reader, stage, at)
+    def next(self, reader: str, stage: str, at: Offset, until_ms: int | None = None) -> Offset:
+        found = super().next(reader, stage, at, until_ms)
         assert isinstance(found, Offset)
         return found
 
@@ -145,6 +147,7 @@ def feed(
     promises: Mapping[str, Promise] | None = None,
     caps_ms: Mapping[str, int | None] | None = None,
     waits: BatchWaits | None = None,
+    read: ReadThrough | None = None,
     bounded: bool = False,
     trigger: Trigger = CONTINUOUS,
     patience_ms: int = TIMING.patience_ms,
@@ -162,7 +165,7 @@ def feed(
         query,
         supervisor=supervisor or Supervisor(),
         waits=waits or BatchWaits(started_query),
-        read=ReadThrough(started_query, query.clock.wall_ms()),
+        read=read or ReadThrough(started_query, query.clock.wall_ms()),
         late_rows=LateRows({}, {}, NewCheckpoint()),
         caps_ms=caps_ms or {},
         other_generation=Resumption(started_query, NewCheckpoint()).other_generation,
@@ -309,6 +312,16 @@ def test_a_watermark_that_is_stuck_in_spark_is_logged_once(
     assert here.turn == 4, "no batches without end"
 
 
+class MachineClock(FakeClock):
+    """The clock of the machine, as that of a source's process."""
+
+    def wall_ms(self) -> int:
+        return SystemClock().wall_ms()
+
+    def steady_ms(self) -> int:
+        return SystemClock().steady_ms()
+
+
 class InputsByStage(Answers):
     """Gives each stage an input watermark of its own."""
 
@@ -384,6 +397,19 @@ class TestDrained:
             assert supervisor.finalise_calls == 0
             following.next("r", STAGE, here)
             assert supervisor.finalise_calls == 1
+
+    def test_a_request_of_an_earlier_trigger_shows_nothing(self) -> None:
+        """A driver that stalled handles it after the next one, whose trigger has just begun."""
+        query, supervisor = Query(FakeClock()), Supervisor()
+        with Answers(at(None)) as server:
+            following = feed(server, query, supervisor, bounded=True)
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0)
+            now_ms = query.clock.steady_ms()
+            assert following.next("r", STAGE, here, now_ms + 1) == here
+            with pytest.raises(LinkError):
+                following.next("r", STAGE, here, now_ms)
+            assert supervisor.finalise_calls == 0
 
     def test_another_reader_of_the_same_trigger_shows_nothing(self) -> None:
         query, supervisor = Query(FakeClock()), Supervisor()
@@ -548,7 +574,7 @@ class TestLink:
     def test_an_offset_goes_to_the_driver_and_another_comes_back(self) -> None:
         asked: list[tuple[str, Offset]] = []
 
-        def answer(control: str, reader: str, offset: Offset) -> Offset:
+        def answer(control: str, reader: str, offset: Offset, until_ms: int) -> Offset:
             asked.append((control, offset))
             return Offset(7, offset.turn + 1)
 
@@ -566,8 +592,52 @@ class TestLink:
             client.next("3", Offset(None, 0))
         assert len(asked) == 1
 
+    def test_a_request_is_dropped_whose_source_no_longer_waits(self) -> None:
+        """A driver that stalled found it in the socket later, after Spark had planned a batch.
+
+        It was noted as a poll, or as a listing, of a moment at which this batch was planned already.
+        """
+        query, stalls = Query(MachineClock()), threading.Event()
+        read, waits = ReadThrough(started(), 0), BatchWaits(started(by_shard=("s",)))
+        handled: list[str] = []
+
+        def answer(control: str, reader: str, offset: Offset, *until_ms: int) -> Offset:
+            stalls.wait()
+            try:
+                return following.next(reader, STAGE, offset, *until_ms)
+            finally:
+                handled.append("next")
+
+        def admit(source: str, wanted: Wanted, *until_ms: int) -> Admission:
+            stalls.wait()
+            try:
+                return following.admit("s", wanted, *until_ms)
+            finally:
+                handled.append("admit")
+
+        with Answers(at(5)) as service:
+            following = feed(service, query, read=read, waits=waits)
+            server = LinkServer("secret", answer, admit)
+            try:
+                impatient = LinkClient(server.port, "secret", timeout_ms=50)
+                with pytest.raises(LinkError):
+                    impatient.next("3", Offset(None, 0))
+                with pytest.raises(LinkError):
+                    impatient.admit("4", Wanted({"a": 1}))
+                stalls.set()
+                wait_until(lambda: len(handled) == 2, "the requests are handled")
+                assert (read.polled_ms, waits.has_unread) == (None, False)
+                patient = LinkClient(server.port, "secret", timeout_ms=60_000)
+                assert patient.next("3", Offset(None, 0)) == Offset(5, 1)
+                assert patient.admit("4", Wanted({"a": 1})) == Admission()
+                assert (read.polled_ms is not None, waits.has_unread) == (True, True)
+                patient.close()
+            finally:
+                stalls.set()
+                server.close()
+
     def test_a_query_that_nobody_started_gets_no_answer(self) -> None:
-        def answer(control: str, reader: str, offset: Offset) -> Offset:
+        def answer(control: str, reader: str, offset: Offset, until_ms: int) -> Offset:
             raise LinkError("unknown")
 
         server = LinkServer("secret", answer)

@@ -42,9 +42,9 @@ class Driver:
     def __init__(self) -> None:
         self.admission = Admission()
         self.asked: list[Wanted] = []
-        self.server = LinkServer("secret", lambda _control, _reader, at: at, self._admit)
+        self.server = LinkServer("secret", lambda _control, _reader, at, _until_ms: at, self._admit)
 
-    def _admit(self, source: str, wanted: Wanted) -> Admission:
+    def _admit(self, source: str, wanted: Wanted, until_ms: int) -> Admission:
         self.asked.append(wanted)
         return self.admission
 
