@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import NotStartedError
 from spark_agent.sources.admission import Admission, Wanted
-from spark_agent.sources.driver_link import Offset, RetryLater
+from spark_agent.sources.driver_link import LinkError, Offset, RetryLater
+
+_log: Final = logging.getLogger("spark_agent")
 
 Feed = WatermarkFeed | EarlyFeed
+
+
+@contextmanager
+def _without_news() -> Generator[None]:
+    """Raise `LinkError` if the connection to Spark fails in the block: the next request replaces it.
+
+    An exception of Java passes: the next request would get it, too.
+    """
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError) as error:
+        _log.warning("a source gets no answer: the connection to Spark has failed", exc_info=True)
+        raise LinkError(str(error)) from error
 
 
 class Feeds:
@@ -54,23 +75,25 @@ class Feeds:
     def admit(self, source: str, wanted: Wanted, until_ms: int) -> Admission:
         """Return what a source of ours may read.
 
-        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if the source waits no longer.
+        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if it cannot be answered.
         """
         stage, feed = self._feeds.get(source, ("", None))
         if not isinstance(feed, WatermarkFeed):
             raise NotStartedError(stage)
-        return feed.admit(stage, wanted, until_ms)
+        with _without_news():
+            return feed.admit(stage, wanted, until_ms)
 
     def next_offset(
         self, source: str, reader: str, at: Offset, until_ms: int
     ) -> Offset | RetryLater:
         """Return a control source's next offset.
 
-        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if the source waits no longer.
+        Raises `NotStartedError`, `QueryFailedError`, `LinkError` if it cannot be answered.
         """
         stage, feed = self._feeds.get(source, ("", None))
         if feed is None:
             raise NotStartedError(stage)
         if isinstance(feed, EarlyFeed):
             return feed.next(at)
-        return feed.next(reader, stage, at, until_ms)
+        with _without_news():
+            return feed.next(reader, stage, at, until_ms)

@@ -8,6 +8,7 @@ there: a control source the next watermark, a source of ours what its shards may
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from weakref import WeakSet
 from spark_agent.clock import SystemClock
 from spark_agent.exceptions import NotStartedError, QueryFailedError
 from spark_agent.sources.admission import Admission, Wanted
+
+_log: Final = logging.getLogger("spark_agent")
 
 _LONGEST_LINE: Final = 4 << 20
 """In bytes: a source may ask for ten thousand shards."""
@@ -197,23 +200,7 @@ class LinkServer:
         admit: Callable[[str, Wanted, int], Admission] | None = None,
     ) -> None:
         links: WeakSet[socket.socket] = WeakSet()
-
-        def answered(request: _Request) -> dict[str, Any]:
-            try:
-                if request.wanted is not None and admit is not None:
-                    wanted = Wanted.from_dict(request.wanted)
-                    return {"limits": admit(request.control, wanted, request.until_ms).to_dict()}
-                at = Offset(request.watermark_ms, request.turn)
-                found = answer(request.control, request.reader, at, request.until_ms)
-            except NotStartedError as error:
-                return {"not_started": error.stage}
-            except QueryFailedError as error:
-                return {"failed": str(error)}
-            return (
-                {"retry_ms": found.ms}
-                if isinstance(found, RetryLater)
-                else {"offset": found.to_dict()}
-            )
+        answered = self._answered
 
         class Handler(StreamRequestHandler):
             """Answers one reader."""
@@ -221,13 +208,22 @@ class LinkServer:
             def handle(self) -> None:
                 """Answer line by line; close the connection if the token is wrong."""
                 links.add(self.connection)
-                with suppress(OSError, ValueError, TypeError, LinkError):
-                    while line := self.rfile.readline(_LONGEST_LINE):
-                        request = _Request(**json.loads(line))
-                        if not compare_digest(request.token, token):
-                            return
-                        self.wfile.write(json.dumps(answered(request)).encode() + b"\n")
+                with suppress(LinkError):
+                    while (request := self._next()) is not None:
+                        line = json.dumps(answered(request)).encode() + b"\n"
+                        with suppress(OSError):
+                            self.wfile.write(line)
 
+            def _next(self) -> _Request | None:
+                """Return the next request; None: the connection ends, or is not that of a source."""
+                with suppress(OSError, ValueError, TypeError):
+                    if line := self.rfile.readline(_LONGEST_LINE):
+                        request = _Request(**json.loads(line))
+                        return request if compare_digest(request.token, token) else None
+                return None
+
+        self._answer = answer
+        self._admit = admit
         self._links = links
         self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -246,3 +242,29 @@ class LinkServer:
         for link in list(self._links):
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
+
+    def _answered(self, request: _Request) -> dict[str, Any]:
+        try:
+            return self._found(request)
+        except NotStartedError as error:
+            return {"not_started": error.stage}
+        except QueryFailedError as error:
+            return {"failed": str(error)}
+        except LinkError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is)
+            # Without an answer, the source would go on for good, as if nothing were new.
+            _log.exception("the driver could not answer a source")
+            cause = f"{type(error).__name__}: {error}"
+            return {"failed": f"tidegauge: the driver could not answer a source: {cause}"}
+
+    def _found(self, request: _Request) -> dict[str, Any]:
+        if request.wanted is not None and self._admit is not None:
+            wanted = Wanted.from_dict(request.wanted)
+            admission = self._admit(request.control, wanted, request.until_ms)
+            return {"limits": admission.to_dict()}
+        at = Offset(request.watermark_ms, request.turn)
+        found = self._answer(request.control, request.reader, at, request.until_ms)
+        if isinstance(found, RetryLater):
+            return {"retry_ms": found.ms}
+        return {"offset": found.to_dict()}

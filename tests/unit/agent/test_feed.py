@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from spark_agent.client.client import Client
 from spark_agent.clock import SystemClock
+from spark_agent.driver.feeds import Feeds
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.preconditions import Resumption
 from spark_agent.driver.watermark_feed import WatermarkFeed
@@ -84,8 +86,11 @@ class Query:
     latest: CommittedBatch | None = None
     is_active: bool = True
     failures: list[str] = field(default_factory=list[str])
+    lost: Exception | None = None
 
     def latest_batch(self) -> CommittedBatch | None:
+        if self.lost is not None:
+            raise self.lost
         return self.latest
 
     def fail(self, message: str) -> None:
@@ -635,6 +640,47 @@ class TestLink:
             finally:
                 stalls.set()
                 server.close()
+
+    @pytest.mark.parametrize("error", [ValueError("broken"), OSError("broken"), KeyError("broken")])
+    def test_an_error_of_the_driver_fails_the_query_and_is_logged(
+        self, error: Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It was taken for an answer without news: the watermark stood still, without a reason."""
+
+        def answer(control: str, reader: str, offset: Offset, until_ms: int) -> Offset:
+            raise error
+
+        def admit(source: str, wanted: Wanted, until_ms: int) -> Admission:
+            raise error
+
+        server = LinkServer("secret", answer, admit)
+        client = LinkClient(server.port, "secret", timeout_ms=60_000)
+        try:
+            with pytest.raises(QueryFailedError, match=f"{type(error).__name__}.*broken"):
+                client.next("3", Offset(None, 0))
+            with pytest.raises(QueryFailedError, match=f"{type(error).__name__}.*broken"):
+                client.admit("4", Wanted({"a": 1}))
+        finally:
+            client.close()
+            server.close()
+        assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+    def test_a_connection_to_spark_that_is_lost_for_a_moment_costs_news_and_nothing_else(
+        self,
+    ) -> None:
+        query = Query(FakeClock())
+        with Answers(at(5)) as service:
+            following, feeds = feed(service, query), Feeds()
+            source = feeds.new_source(STAGE)
+            later_ms = query.clock.steady_ms() + 1
+            with feeds.connecting([source], following):
+                query.lost = Py4JNetworkError("the connection was reset")
+                with pytest.raises(LinkError):
+                    feeds.next_offset(source, "r", Offset(None, 0), later_ms)
+                with pytest.raises(LinkError):
+                    feeds.admit(source, Wanted({}), later_ms)
+                query.lost = None
+                assert feeds.next_offset(source, "r", Offset(None, 0), later_ms) == Offset(5, 1)
 
     def test_a_query_that_nobody_started_gets_no_answer(self) -> None:
         def answer(control: str, reader: str, offset: Offset, until_ms: int) -> Offset:
