@@ -32,6 +32,8 @@ class _Listing:
     """The shards of which the batch planned then leaves files unread."""
     unread: Mapping[str, int | None]
     """The instants of the shards that had unread files."""
+    behind: Mapping[str, int | None]
+    """Those of the shards of which this batch, or the one before, leaves files unread."""
 
     def of(self, shard: str) -> int | None:
         """Return the instant of a shard; None: not yet."""
@@ -67,8 +69,13 @@ class ReadThrough:
 
     @property
     def all_ms(self) -> int:
-        """The instant for all sources together, else the start of the query."""
-        return self._started_ms if self._all_ms is None else self._all_ms
+        """The instant for all sources together, else the start of the query.
+
+        A shard of which batches leave files unread is behind them.
+        """
+        # A copy: the feed may add a listing meanwhile.
+        behind = [ms for each in list(self._listings.values()) for ms in each.behind.values()]
+        return min(self._started_ms if ms is None else ms for ms in (self._all_ms, *behind))
 
     @property
     def polled_ms(self) -> int | None:
@@ -132,14 +139,16 @@ class ReadThrough:
         before = self._listings.get(stage)
         if before is None:
             unknown = dict.fromkeys(wanted.unread)
-            before = _Listing(self._started_ms, self._started_ms, tuple(unknown), unknown)
+            before = _Listing(self._started_ms, self._started_ms, tuple(unknown), unknown, {})
         unread = {
             # All of the listing before is read, unless the batch has left some.
             shard: before.of(shard) if shard in before.left else before.earlier_ms
             for shard in wanted.unread
         }
         left = admission.leaves(wanted)
-        self._listings[stage] = _Listing(now_ms, before.admitted_ms, left, unread)
+        # A shard that was left is behind until the next listing: this batch is still to be committed.
+        behind = {each: unread[each] for each in unread if each in left or each in before.left}
+        self._listings[stage] = _Listing(now_ms, before.admitted_ms, left, unread, behind)
 
     def of(self, stage: str, shards: Collection[str]) -> dict[str, int]:
         """Return the instant of each shard of a source that has one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +176,26 @@ def test_a_shard_that_is_held_back_does_not_advance() -> None:
     for now_ms in (110, 210, 310):
         read.note_listing(STAGE, now_ms, Wanted({"a": 1}), held)
     assert read.of(STAGE, SHARDS) == {"b": 210}
+
+
+@pytest.mark.parametrize(("most", "limits"), [(1, {}), (None, {"a": ShardLimit(1, "it is ahead")})])
+def test_the_oldest_work_is_that_of_files_that_a_batch_has_left(
+    most: int | None, limits: Mapping[str, ShardLimit]
+) -> None:
+    """Each batch made it look younger, however many files waited."""
+    read = ReadThrough(query(by_shard=True), 100)
+    found: list[int] = []
+    for epoch, unread in enumerate(({"a": 3, "b": 1}, {"a": 2}, {"a": 1})):
+        now_ms = 200 + 100 * epoch
+        latest = batch(epoch - 1, now_ms - 100) if epoch else None
+        read.note_poll("gate", now_ms + 10, latest)
+        held = limits if len(found) < 2 else {}
+        read.note_listing(STAGE, now_ms + 20, Wanted(unread, most), Admission(held))
+        found.append(read.all_ms)
+    assert found == [100, 100, 100]
+    read.note_poll("gate", 510, batch(2, 400))
+    read.note_listing(STAGE, 520, Wanted({"b": 1}, most), Admission())
+    assert read.all_ms == 400, "all of them are read"
 
 
 @pytest.mark.parametrize("trigger", [ONE_BATCH, NIGHTLY])
