@@ -201,6 +201,21 @@ class RunningQuery:
                 self._latest = found
             return self._latest
 
+    def batch_after(self, epoch: int) -> CommittedBatch | None:
+        """Return the latest batch that Spark has on record, if it is later than `epoch`.
+
+        A trigger that has run none has the number of the next batch. So one record is enough while
+        nothing is later, however long the query finds nothing.
+        """
+        if self._query is None:
+            return None
+        wrapped: JavaObject = self._query._jsq
+        progress = wrapped.lastProgress()
+        body = None if progress is None else _body(progress)
+        if body is None or body["batchId"] <= (epoch if has_run(body) else epoch + 1):
+            return None
+        return read_progress(body) if has_run(body) else self.recent_batch()
+
     def recent_batch(self) -> CommittedBatch | None:
         """Return the latest batch that Spark still has on record, if any.
 

@@ -74,6 +74,8 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _READING_GRACE_MS: Final = 30_000
 """The longest wait at the end for a reading of open sessions, a job of Spark's."""
+_LOOK_MS: Final = 5_000
+"""Time without a batch from Spark's listener bus, after which the query's record is read."""
 _LOG_AGAIN_MS: Final = 60_000
 """Interval at which a repeated error is logged."""
 
@@ -151,6 +153,7 @@ class Supervisor:
         self._failing = False
         self._settled_epoch = -1
         """The last epoch that is committed and of which the driver has sent what tasks could not."""
+        self._look_due_ms = 0
         self._sessions_are_due = False
         self._run_ends = False
         self._logged: dict[type[AggregatorError], int] = {}
@@ -336,6 +339,7 @@ class Supervisor:
                 self._receive(pause_ms)
                 began_ms = self._clock.steady_ms()
                 self._check_connection()
+                self._look_for_batch()
                 self._commits.promise_by_state()
                 self._step()
             except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError, SparkLostError):
@@ -456,7 +460,7 @@ class Supervisor:
     def _handle(self, event: CommittedBatch | Signal) -> None:
         match event:
             case CommittedBatch():
-                self._commits.add(event)
+                self._add(event)
             case Signal.DRAINED:
                 self._finalisation.is_drained = True
             case Signal.ENDED | Signal.STOP:
@@ -466,6 +470,24 @@ class Supervisor:
                     self._finalisation.check_drained(self._commits.committed.epoch)
                 finally:
                     self._set_shutdown_deadline()
+
+    def _add(self, batch: CommittedBatch) -> None:
+        self._commits.add(batch)
+        self._look_due_ms = self._clock.steady_ms() + _LOOK_MS
+
+    def _look_for_batch(self) -> None:
+        """Add the query's last batch if Spark's listener bus, whose queue may be full, has dropped it.
+
+        A query without a control source has not another notification, and may not run another batch
+        for long.
+        """
+        now_ms = self._clock.steady_ms()
+        if self._commits.uncommitted is not None or now_ms < self._look_due_ms:
+            return
+        self._look_due_ms = now_ms + _LOOK_MS
+        batch = self.running.batch_after(max(self._commits.committed.epoch, self._resumed_after))
+        if batch is not None:
+            self._add(batch)
 
     def _set_shutdown_deadline(self) -> None:
         """Set when to give up. A query that was ended is followed by another start, which makes good for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from spark_agent.client.errors import LeaseLost, StaleRun
 from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.exceptions import Unavailable
 from spark_agent.executor.tally import Count
+from spark_agent.jvm.progress import Listener
+from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.pipeline import Pipeline
 from spark_agent.supervision.driver_reporter import DriverReporter
 from spark_agent.supervision.pending_reports import PendingReports
@@ -296,3 +299,35 @@ def test_a_query_that_was_idle_has_committed_no_batch_that_it_has_not_run(flow: 
     with flow.pipeline() as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW, bounded=True))
     assert flow.counted() == windows(steady(range(40)))
+
+
+@pytest.fixture
+def soon_idle(spark: SparkSession) -> Iterator[None]:
+    """Triggers without a batch are on Spark's record after a moment, not after ten seconds."""
+    name = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(name, "100")
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.mark.usefixtures("soon_idle")
+def test_a_batch_that_spark_has_not_notified_its_listeners_of_is_committed(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener bus drops events if its queue is full. A query without a control source commits only
+    what it is notified of, so its last batch waited for new data, or for its end.
+    """
+    monkeypatch.setattr(Listener, "onQueryProgress", lambda _self, _event: None)
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.source(pipeline))
+        until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "its batch is committed")
+        until(lambda: is_idle(query), "it is idle")
+        idle = RunningQuery(flow.spark)
+        idle.attach(query)
+        found = idle.batch_after(-1)
+        assert found is not None
+        assert (found.epoch, idle.batch_after(0)) == (0, None), "that of an idle trigger is none"
+        flow.write(steady(range(30, 40)))
+        until(lambda: flow.output_of(SOURCE) == START_MS + 31_000, "the next one is committed")
+        assert pipeline.counts[Count.REPORTS_DROPPED] == 0
