@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import FinalSourceError, Pipeline
 from spark_agent.client.reports import RangeReport, Rank
@@ -12,8 +13,10 @@ from spark_agent.executor.tally import Count
 from spark_agent.times import MAX_MS
 from tests.spark.flow import (
     AVAILABLE_NOW,
+    BOUND,
     COUNTS,
     JOB,
+    RANGES,
     SHARDS,
     SOURCE,
     START_MS,
@@ -62,6 +65,42 @@ def test_it_reads_what_was_there_at_the_start_and_nothing_else(flow: Flow) -> No
         assert flow.output_of(SOURCE) == START_MS + 21_000
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
         assert flow.output_of(COUNTS) == START_MS + 51_000
+
+
+def test_a_run_of_two_stages_with_inputs_of_their_own_ends(flow: Flow, tmp_path: Path) -> None:
+    """Spark adopts the smaller of their watermarks, and batches went on until it had the larger one."""
+    spec = {
+        "a": {"shards": ["left"]},
+        "b": {"shards": ["right"]},
+        "per-a": {"inputs": ["a"], "ranges": RANGES},
+        "per-b": {"inputs": ["b"], "ranges": RANGES},
+    }
+    other = Flow(flow.spark, flow.url, tmp_path / "other")
+    flow.write([Reading("left", "k", second) for second in range(60)])
+    other.write([Reading("right", "k", second) for second in range(30)])
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        left, right = (
+            pipeline.report(
+                pipeline.watermarked(
+                    pipeline.source(
+                        each.readings(),
+                        stage=stage,
+                        shard="sensor",
+                        event_time="at",
+                        strategy=BOUND,
+                    ),
+                    stage=f"per-{stage}",
+                    event_time="at",
+                )
+                .groupBy(F.window("at", "10 seconds"), "key")
+                .count(),
+                stage=f"per-{stage}",
+            )
+            for stage, each in (("a", flow), ("b", other))
+        )
+        ended(flow.start(pipeline, left.union(right), trigger=AVAILABLE_NOW))
+    assert flow.output_of("a") == START_MS + 54_000
+    assert flow.output_of("per-b") == flow.output_of("b") == START_MS + 24_000
 
 
 def test_once_is_one_batch(flow: Flow) -> None:
