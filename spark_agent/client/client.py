@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from spark_agent.client.errors import (
     Forbidden,
     LeaseConflict,
     PreconditionRequired,
+    TooLarge,
     UnknownJob,
     free_in_ms,
 )
@@ -32,6 +34,7 @@ from spark_agent.client.reports import (
     Rank,
     StageProgress,
     claim_body,
+    halves,
     named_bodies,
     report_bodies,
 )
@@ -324,7 +327,8 @@ class Client:
         """Report for ranges under a lease; return how many were accepted.
 
         With `epoch`, the report takes effect when the epoch is committed. A report for all shards of a
-        lease is packed: their names are not sent again.
+        lease is packed: their names are not sent again. A body that a proxy rejects as too large is sent
+        in smaller parts.
 
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
         """
@@ -334,8 +338,10 @@ class Client:
         if input_ms is not None:
             common["input_watermark"] = input_ms
         with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
-            for part in report_bodies(lease, ranges):
-                accepted += int(self._http.call("POST", path, common | part)[0]["accepted"])
+            parts = deque(report_bodies(lease, ranges))
+            while parts:
+                answer = self._send_part(path, common, parts, ranges)
+                accepted += 0 if answer is None else int(answer["accepted"])
         return accepted
 
     def claim_and_report(
@@ -353,9 +359,10 @@ class Client:
         """Claim ranges and report for the granted ones, in one atomic step of the service.
 
         With `epoch`, the report takes effect when the epoch is committed. With `watched=False`, the
-        lease is not evidence that the ranges are quiet. More than 10,000 ranges take several steps.
+        lease is not evidence that the ranges are quiet. More than 10,000 ranges, or a body that a proxy
+        rejects as too large, take several steps.
 
-        Raises `LeaseConflict` if none is granted, `StaleRun`, `StaleEpoch`. A report that raises has
+        Raises `LeaseConflict` if none is granted, `StaleRun`, `StaleEpoch`. A step that raises has
         claimed nothing.
         """
         path, accepted = f"{_stage(job, stage)}/reports", 0
@@ -365,17 +372,37 @@ class Client:
         claim = claim_body(holder, ttl_ms, rank, watched=watched)
         common: Json = {"claim": claim, **of_epoch}
         with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
-            for part in named_bodies(ranges):
+            parts = deque(named_bodies(ranges))
+            while parts:
                 try:
-                    answer = self._http.call("POST", path, common | part)[0]
+                    answer = self._send_part(path, common, parts, ranges)
                 except LeaseConflict as error:
                     conflict = error
                     continue
-                accepted += int(answer["accepted"])
-                granted += answer["granted"]
+                if answer is not None:
+                    accepted += int(answer["accepted"])
+                    granted += answer["granted"]
         if conflict is not None and not granted:
             raise conflict
         return ClaimedReport(accepted, tuple(granted))
+
+    def _send_part(
+        self, path: str, common: Json, parts: deque[Json], ranges: Mapping[str, RangeReport]
+    ) -> Json | None:
+        """Send the first of the parts of a report, and remove it; return the answer.
+
+        None: the part was too large, and its halves take its place. Each half is a report of its own, so
+        the order and a failure in between matter as little as with other parts.
+        """
+        part = parts.popleft()
+        try:
+            return self._http.call("POST", path, common | part)[0]
+        except TooLarge:
+            smaller = halves(part, ranges)
+            if not smaller:
+                raise
+            parts.extendleft(reversed(smaller))
+            return None
 
     def commit(
         self,

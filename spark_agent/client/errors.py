@@ -105,6 +105,21 @@ class LimitReached(Refused):
     slug = "limit-reached"
 
 
+class TooLarge(Refused):
+    """The body of the request is larger than the service, or a proxy before it, takes."""
+
+    slug = "payload-too-large"
+
+    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+        super().__init__(status, problem)
+        if not problem:
+            message = (
+                f"{status}: a proxy before the service rejects the body of the request as too large: "
+                f"raise the proxy's limit to 16 MiB, the service's own (nginx: client_max_body_size 16m)"
+            )
+            self.args = (message,)
+
+
 class LeaseConflict(Refused):
     """None of the ranges was granted."""
 

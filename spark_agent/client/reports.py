@@ -200,6 +200,26 @@ def named_bodies(ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
         yield {"ranges": {name: ranges[name].body() for name in some}}
 
 
+def halves(body: Json, ranges: Mapping[str, RangeReport]) -> Sequence[Json]:
+    """Return a body that reports some of these ranges as two smaller ones; empty: it has one range.
+
+    >>> halves({"ranges": {"b": {}, "c": {}}}, {each: RangeReport() for each in "abc"})
+    [{'ranges': {'b': {}}}, {'ranges': {'c': {}}}]
+    >>> halves({"columns": {}}, {each: RangeReport() for each in "ab"})
+    [{'ranges': {'a': {}}}, {'ranges': {'b': {}}}]
+    >>> halves({"ranges": {"b": {}}}, {"b": RangeReport()})
+    []
+    """
+    # Packed columns are of all ranges, and without their names.
+    names = list(body.get("ranges", ranges))
+    middle = len(names) // 2
+    return [
+        {"ranges": {name: ranges[name].body() for name in some}}
+        for some in (names[:middle], names[middle:])
+        if middle
+    ]
+
+
 def _is_of_a_shard(report: RangeReport) -> bool:
     members = (report.watermark_ms, report.records, report.backlog, report.pending)
     return report.final or any(each is not None for each in members)

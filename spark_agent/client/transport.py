@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any, Final, Self, cast
 
 import urllib3
@@ -29,6 +31,7 @@ from spark_agent.client.errors import (
     Refused,
     StaleEpoch,
     StaleRun,
+    TooLarge,
     Unauthenticated,
     UnknownJob,
     UnknownRange,
@@ -43,6 +46,9 @@ _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 
 _PROBLEMS: Final = "/problems/"
+_TAGS: Final = re.compile("<[^>]*>")
+_SHOWN_CHARACTERS: Final = 100
+"""Shown of an answer that is not the service's."""
 
 _REFUSALS: Final = {
     refusal.slug: refusal
@@ -167,7 +173,9 @@ class Transport:
             raise WrongAddress(
                 f"{method} {self._url}{path}: {answer.status} to {location}: give that as the URL"
             )
-        answered = _json_object(answer.data)
+        if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            raise TooLarge(answer.status, _problem(answer.data))
+        answered = _json_object(answer.status, answer.data)
         if answer.status >= 400:
             raise _refusal(answer.status, answered)
         return answered, etag
@@ -243,11 +251,40 @@ def _retry_after_ms(value: str | None, wall_ms: int) -> int:
 
 def _retryable(status: int, data: bytes, retry_after_ms: int) -> _RetryableError:
     """Return the error for a status. Proxies answer with such ones, too, but not with a problem."""
+    if problem := _problem(data):
+        return _NotServingError(f"status {status}: {problem['detail']}", retry_after_ms)
+    return _RetryableError(f"status {status}{_shown(data)}", retry_after_ms)
+
+
+def _problem(data: bytes) -> Json:
+    """Return the service's problem (RFC 9457); empty: another program has answered.
+
+    >>> _problem(b'{"type": "/problems/unavailable", "detail": "wait"}')["detail"]
+    'wait'
+    >>> _problem(b'{"message": "Forbidden"}'), _problem(b"<h1>Forbidden</h1>")
+    ({}, {})
+    """
     with suppress(_RetryableError):
-        problem = _json_object(data)
-        if str(problem.get("type", "")).startswith(_PROBLEMS) and "detail" in problem:
-            return _NotServingError(f"status {status}: {problem['detail']}", retry_after_ms)
-    return _RetryableError(f"status {status}", retry_after_ms)
+        found = _json_object(0, data)
+        if str(found.get("type", "")).startswith(_PROBLEMS) and "detail" in found:
+            return found
+    return {}
+
+
+def _shown(data: bytes) -> str:
+    """Return the beginning of a page as the end of a message; empty: it has not a text.
+
+    >>> _shown(b"<title>403 Forbidden</title>  <h1>Ask IT</h1>"), _shown(bytes([255]))
+    (': 403 Forbidden Ask IT', '')
+    """
+    try:
+        words = _TAGS.sub(" ", data[: 10 * _SHOWN_CHARACTERS].decode()).split()
+    except UnicodeDecodeError:
+        return ""
+    text = " ".join(words)
+    if not text.isprintable() or not text:
+        return ""
+    return f": {text}" if len(text) <= _SHOWN_CHARACTERS else f": {text[:_SHOWN_CHARACTERS]}…"
 
 
 class _AnswerObject(dict[str, Any]):
@@ -257,16 +294,16 @@ class _AnswerObject(dict[str, Any]):
         raise Unavailable(f"the answer has no member {name!r}: is this tidegauge?")
 
 
-def _json_object(data: bytes) -> Json:
+def _json_object(status: int, data: bytes) -> Json:
     """Parse an answer. One that is not a JSON object, such as a proxy's error page, is retried."""
     if not data:
         return {}
     try:
         content = json.loads(data, object_pairs_hook=_AnswerObject)
     except ValueError:
-        raise _RetryableError("the answer is not JSON") from None
+        raise _RetryableError(f"status {status} without JSON{_shown(data)}") from None
     if not isinstance(content, dict):
-        raise _RetryableError("the answer is not a JSON object")
+        raise _RetryableError(f"status {status} without a JSON object{_shown(data)}")
     return cast("Json", content)
 
 
