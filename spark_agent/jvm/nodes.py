@@ -156,6 +156,19 @@ class TopicsSource:
     """True if the query fails once a topic has lost rows before they were read."""
     servers: frozenset[str] = frozenset()
     """Addresses of its brokers."""
+    isolation: str = "read_uncommitted"
+    """Its isolation level: with `read_committed`, its latest offset is before an open transaction."""
+
+    def may_share(self, other: TopicsSource) -> bool:
+        """Return whether both may read a topic. By a pattern, or by partitions, a source may read any.
+
+        >>> rides = TopicsSource("s", frozenset({"rides"}))
+        >>> rides.may_share(rides), rides.may_share(TopicsSource("", frozenset({"lifts"})))
+        (True, False)
+        >>> rides.may_share(TopicsSource("", frozenset()))
+        True
+        """
+        return not self.topics or not other.topics or bool(self.topics & other.topics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Spark's objects are not public API. See also `spark_agent.jvm.plan`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
@@ -19,6 +20,7 @@ from spark_agent.jvm.nodes import Control, LateFate, LogsSource, TopicsSource
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.kafka import (
     FAIL_OPTION,
+    ISOLATION_OPTION,
     SERVERS_OPTION,
     STAGE_OPTION,
     TOPIC_LIMIT,
@@ -91,7 +93,9 @@ def topics_source_of(node: JavaObject) -> TopicsSource | None:
     fails = str(options.get(FAIL_OPTION) or "true").lower() == "true"
     limit = options.get(TOPIC_LIMIT)
     stage = options.get(STAGE_OPTION) or ""
-    return TopicsSource(stage, names, limit, fails_on_loss=fails, servers=servers)
+    found = TopicsSource(stage, names, limit, fails_on_loss=fails, servers=servers)
+    level = options.get(ISOLATION_OPTION)
+    return replace(found, isolation=str(level).lower()) if level else found
 
 
 def format_with_limits(node: JavaObject) -> str:

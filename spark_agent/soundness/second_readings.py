@@ -73,9 +73,7 @@ def may_share_rows(one: Node, other: Node) -> bool:
         return any(_may_overlap(*pair) for pair in pairs)
     if one.topics_source is None or other.topics_source is None:
         return one.format == other.format
-    topics = one.topics_source.topics, other.topics_source.topics
-    # By a pattern, or by partitions, a source may read any topic.
-    return not all(topics) or bool(topics[0] & topics[1])
+    return one.topics_source.may_share(other.topics_source)
 
 
 def _may_overlap(one: str, other: str) -> bool:

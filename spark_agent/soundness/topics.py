@@ -7,7 +7,7 @@ from itertools import combinations
 
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import Node, TopicsSource
-from spark_agent.sources.kafka import check_limit, loss_message
+from spark_agent.sources.kafka import ISOLATION_OPTION, check_limit, loss_message
 
 
 def checked_topics(plan: Node) -> Sequence[TopicsSource]:
@@ -19,7 +19,8 @@ def checked_topics(plan: Node) -> Sequence[TopicsSource]:
         if each.limit is not None:
             check_limit(each.limit)
     for one, other in combinations(found, 2):
-        if (clash := clusters_clash(one, other)) is not None:
+        clash = clusters_clash(one, other) or isolation_clash(one, other)
+        if clash is not None:
             raise UnsoundPlanError(clash)
     return found
 
@@ -53,3 +54,33 @@ def clusters_clash(one: TopicsSource, other: TopicsSource) -> str | None:
             f"the same addresses twice"
         )
     return None
+
+
+def isolation_clash(one: TopicsSource, other: TopicsSource) -> str | None:
+    """Return the reason why a query cannot read both sources; None: it can.
+
+    Without isolation, a source reads rows of an open transaction, and promises past them. Spark's latest
+    offset of `read_committed` is before these rows, which a batch therefore reads after the watermark.
+
+    >>> rides = TopicsSource("s", frozenset({"rides"}))
+    >>> isolated = TopicsSource("", rides.topics, isolation="read_committed")
+    >>> isolation_clash(rides, rides), isolation_clash(isolated, isolated)
+    (None, None)
+    >>> isolation_clash(TopicsSource("s", frozenset({"lifts"})), isolated)
+    >>> isolation_clash(rides, isolated)[:64]
+    "topic 'rides' is read with two isolation levels, read_committed "
+    >>> isolation_clash(TopicsSource("", frozenset()), isolated)[:64]
+    'topics, by pattern or by partition, are read with two isolation '
+    """
+    if one.isolation == other.isolation or not one.may_share(other):
+        return None
+    shared = sorted(one.topics & other.topics)
+    found = f"topic {shared[0]!r} is" if shared else "topics, by pattern or by partition, are"
+    by_name = "" if shared else ". If they are other topics, name them with 'subscribe'"
+    levels = " and ".join(sorted((one.isolation, other.isolation)))
+    return (
+        f"{found} read with two isolation levels, {levels}: rows of an open transaction would move the "
+        f"watermark in one reading, and would be late in the other, which waits for their commit. Set "
+        f"{ISOLATION_OPTION!r} to the same value in the options of each reading, read_kafka() "
+        f"included{by_name}"
+    )

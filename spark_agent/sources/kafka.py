@@ -18,6 +18,7 @@ TOPICS_OPTION: Final = "subscribe"
 SERVERS_OPTION: Final = "kafka.bootstrap.servers"
 
 FAIL_OPTION: Final = "failOnDataLoss"
+ISOLATION_OPTION: Final = "kafka.isolation.level"
 
 TOPIC_LIMIT: Final = "maxoffsetspertrigger"
 """The option, in lower case, that limits the rows of a batch."""
