@@ -9,6 +9,7 @@ from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm.checkpoint import Beginning
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.soundness.late_rows import Lateness
+from spark_agent.sources.control import END_MS
 from spark_agent.times import instant_text
 
 
@@ -64,7 +65,9 @@ class LateRows:
 
         An older batch changes nothing: Spark's watermark does not go down.
         """
-        if self._rules and latest is not None and latest.watermark_ms > self._watermark_ms:
+        if not self._rules or latest is None:
+            return
+        if _distinct_ms(latest.watermark_ms) > self._watermark_ms:
             self._set(latest.watermark_ms)
 
     def check(self, batch: int) -> None:
@@ -75,7 +78,7 @@ class LateRows:
         """
         if not self._rules:
             return
-        needed_ms = self._checkpoint.watermark_before(batch)
+        needed_ms = _distinct_ms(self._checkpoint.watermark_before(batch))
         if needed_ms != self._watermark_ms:
             raise QueryFailedError(
                 f"batch {batch} was planned to find rows late at {instant_text(self._watermark_ms)}, "
@@ -84,6 +87,18 @@ class LateRows:
             )
 
     def _set(self, watermark_ms: int) -> None:
-        self._watermark_ms = watermark_ms
+        self._watermark_ms = _distinct_ms(watermark_ms)
         for call, rule in self._rules.items():
-            self._first_on_time_us[call].set(rule.first_on_time_us(watermark_ms))
+            self._first_on_time_us[call].set(rule.first_on_time_us(self._watermark_ms))
+
+
+def _distinct_ms(watermark_ms: int) -> int:
+    """Return a watermark as a query's progress and its checkpoint both have it.
+
+    Operators with a row at the watermark late have the end of time a millisecond before the others. The
+    checkpoint has this millisecond, and `parse_watermark_ms` does not. No row is as late as either.
+
+    >>> _distinct_ms(END_MS) == _distinct_ms(END_MS - 1), _distinct_ms(5)
+    (True, 5)
+    """
+    return min(watermark_ms, END_MS - 1)

@@ -10,8 +10,9 @@ from spark_agent.driver.late_rows import LateRows
 from spark_agent.exceptions import QueryFailedError, UnsoundPlanError
 from spark_agent.jvm.checkpoint import Beginning
 from spark_agent.jvm.nodes import Bounds, Control, LateFate, Node, WindowGrid
-from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.jvm.progress import CommittedBatch, parse_watermark_ms
 from spark_agent.soundness.late_rows import Lateness, check_shares_shuffles, lateness_by_call
+from spark_agent.sources.control import END_MS
 
 GRIDS = st.builds(
     lambda size, slide, offset: WindowGrid(size, min(slide, size), offset % min(slide, size)),
@@ -101,6 +102,34 @@ def test_a_batch_that_was_planned_with_another_watermark_is_not_written() -> Non
         rows.check(1)
     rows.note_batch(CommittedBatch(0, 3))
     rows.check(1)
+
+
+@pytest.mark.parametrize("at", ["+100000-01-01T00:00:00.000Z", "+99999-12-31T23:59:59.999Z"])
+def test_a_batch_after_the_end_of_time_is_written(at: str) -> None:
+    """Operators with a row at the watermark late end a millisecond before, which the progress hides."""
+    logged_ms = END_MS if at.startswith("+100000") else END_MS - 1
+    checkpoint = Logged(5, logged_ms)
+    cell = Cell()
+    rows = late_rows(checkpoint, cell)
+    rows.begin()
+    rows.note_batch(CommittedBatch(1, parse_watermark_ms(at)))
+    rows.check(2)
+    assert cell.value == (END_MS - 1) * 1_000, "later than any row"
+    checkpoint.watermarks_ms = (5, 6)
+    with pytest.raises(QueryFailedError, match="batch 2 was planned to find rows late at"):
+        rows.check(2)
+
+
+def test_a_batch_noted_at_the_end_of_time_has_the_times_of_a_start_there() -> None:
+    checkpoint = Logged(5)
+    noted, started = Cell(), Cell()
+    rows = late_rows(checkpoint, noted)
+    rows.begin()
+    checkpoint.watermarks_ms = (5, END_MS - 1)
+    rows.note_batch(CommittedBatch(1, parse_watermark_ms("+99999-12-31T23:59:59.999Z")))
+    rows.check(2)
+    late_rows(checkpoint, started).begin()
+    assert noted.value == started.value
 
 
 def test_a_query_without_such_calls_reads_nothing_of_its_checkpoint() -> None:
