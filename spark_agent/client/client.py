@@ -1,8 +1,9 @@
 """The HTTP API, version 1, as typed calls: for drivers and executors alike.
 
 Every request may be repeated. A repeated claim by the same holder is granted again. A repeated report or
-commit changes nothing. Of two opened runs the newer one counts. So each request is retried, within its
-caller's patience, while the service is unavailable.
+commit changes nothing. Of two opened runs the newer one counts, perhaps that of the earlier attempt.
+`StaleRun` names its holder. So each request is retried, within its caller's patience, while the service
+is unavailable.
 """
 
 from __future__ import annotations

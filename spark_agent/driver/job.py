@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,12 @@ from spark_agent.client.errors import (
     NotAllowed,
     NoUsableKey,
     Refused,
+    StaleRun,
     UnknownJob,
     UnknownStage,
 )
 from spark_agent.client.spec import StageSpec, check_name, read_spec
-from spark_agent.exceptions import AggregatorError, Unavailable
+from spark_agent.exceptions import AggregatorError, OldCheckpointError, Unavailable
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -108,19 +110,21 @@ class DeclaredJob:
         self.is_throttled = bool(stored.get("throttle"))
         self._generation = int(stored["generation"])
 
-    def try_open_run(self, stages: Sequence[str], check: Check, opened: Opened) -> int | None:
+    def try_open_run(
+        self, stages: Sequence[str], holder: str, check: Check, opened: Opened
+    ) -> int | None:
         """Open a run; None if the service does not answer, in which case the query starts anyway.
 
         Its tasks then report nothing. Its supervisor keeps trying to open a run, and then reports for
         them.
         """
         try:
-            return self.open_run(stages, check, opened)
+            return self.open_run(stages, holder, check, opened)
         except Unavailable as error:
             _log.warning("starting %s without a run: %s", ", ".join(stages), error)
             return None
 
-    def open_run(self, stages: Sequence[str], check: Check, opened: Opened) -> int:
+    def open_run(self, stages: Sequence[str], holder: str, check: Check, opened: Opened) -> int:
         """Declare the job and open a run for stages, unless `check` raises.
 
         `check` is called before the run is opened: a refused query must not fence another. And again if
@@ -130,13 +134,55 @@ class DeclaredJob:
         self._declare_now()
         found = self._commits(stages)
         check(found)
-        run = self._open(stages, holder=f"driver-{host()}-{os.getpid()}")
+        run = self._open(stages, holder)
         # A reset from now on voids the run.
         generation = self._client.generation(self.name)
         if generation != found.generation:
             check(Commits(generation, None))
         opened(Commits(generation, found.last_epoch, run))
         return run
+
+    def newer_own_run(
+        self,
+        run: int,
+        error: StaleRun,
+        *,
+        stages: Sequence[str],
+        holder: str,
+        other_generation: Callable[[int], str | None],
+    ) -> int:
+        """Return the newer run of an error if each run since `run` is this holder's; else raise `error`.
+
+        A request to open a run that was given up goes on in the service, and may be overtaken by its
+        repetition: its run is then the newer one. A holder is one start of a query, so such a run is by
+        no other driver. And a driver that had a stage in between would have read what this query has
+        not, so each run in between counts. Not a run is opened: another driver's stays as it is.
+
+        Raises `StaleRun`, `AggregatorError`, and `OldCheckpointError` if the run may be of a generation
+        that is not the query's, by `other_generation`.
+        """
+        newer: int | None = error.problem.get("run")
+        if newer is None or newer <= run or error.problem.get("holder", holder) != holder:
+            raise error
+        for stage in stages:
+            holders = self._holders(stage, error)
+            since = [its for number, its in holders.items() if number >= run]
+            if not {run, newer} <= holders.keys() or set(since) != {holder}:
+                raise error
+        # After the runs: a reset from now on voids them.
+        if (message := other_generation(self._client.generation(self.name))) is not None:
+            raise OldCheckpointError(message)
+        return newer
+
+    def _holders(self, stage: str, error: StaleRun) -> Mapping[int, str]:
+        """Return the holders of a stage's newest runs, by run; raise `error` if they are not shown."""
+        try:
+            found = self._client.runs(self.name, stage=stage)
+        except UnknownJob:
+            raise
+        except Refused:
+            raise error from None
+        return {each["run"]: each["holder"] for each in found["runs"]}
 
     def _open(self, stages: Sequence[str], holder: str) -> int:
         try:
@@ -188,6 +234,15 @@ class DeclaredJob:
                 return found
         self._declare_now()
         return self._client.watermarks(self.name)
+
+
+def new_holder() -> str:
+    """Return a name for one start of a query, as the holder of its runs. Not another start has it.
+
+    >>> new_holder() == new_holder()
+    False
+    """
+    return f"driver-{host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def host() -> str:

@@ -18,7 +18,7 @@ from spark_agent.clock import Clock
 from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.driver.event_router import EventRouter
 from spark_agent.driver.feeds import Feeds
-from spark_agent.driver.job import Commits, DeclaredJob
+from spark_agent.driver.job import Commits, DeclaredJob, new_holder
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.launch import Launch
 from spark_agent.driver.preconditions import (
@@ -165,19 +165,23 @@ class Queries:
                 check_inputs_final(query, self._job.stages, watermarks)
             launch.check()
             resumption = Resumption(query, launch.checkpoint)
-            run = self._job.try_open_run(stages, resumption.check, resumption.opened)
+            holder = new_holder()
+            run = self._job.try_open_run(stages, holder, resumption.check, resumption.opened)
             if run is None:
                 # The supervisor opens one later, and compares then. What there is now is read now: by
                 # then, checkpoint and output have what the query has done.
                 resumption.check_output()
             query = replace(query, on_lost_checkpoint=resumption.on_lost_checkpoint)
-            supervised = self._supervised(query, run, watermarks, resumption, launch.late_rows)
+            supervised = self._supervised(
+                query, run, holder, watermarks, resumption, launch.late_rows
+            )
             return self._start_supervised(supervised, run, launch)
 
     def _supervised(
         self,
         query: StartedQuery,
         run: int | None,
+        holder: str,
         watermarks: Watermarks | None,
         resumption: Resumption,
         late_rows: LateRows,
@@ -195,7 +199,15 @@ class Queries:
             running,
             client=self._client,
             run=run,
-            open_run=partial(self._job.open_run, check=check, opened=resumption.opened),
+            open_run=partial(
+                self._job.open_run, holder=holder, check=check, opened=resumption.opened
+            ),
+            newer_own_run=partial(
+                self._job.newer_own_run,
+                stages=query.stages.names,
+                holder=holder,
+                other_generation=resumption.other_generation,
+            ),
             notes=resumption,
             tallies=self._tallies,
             in_flight={

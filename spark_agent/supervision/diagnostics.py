@@ -100,6 +100,19 @@ def fenced_message(query: str, stages: Collection[str], error: StaleRun) -> str:
     )
 
 
+def newer_run_message(query: str, run: int) -> str:
+    """Return the message of a query that goes on under another run of its own.
+
+    >>> print(newer_run_message("hours", 9)[:64])
+    query hours goes on as run 9: the service was slow and opened it
+    """
+    return (
+        f"query {query} goes on as run {run}: the service was slow and opened it for a request that "
+        f"was repeated meanwhile. Tasks are of the earlier run, and the driver reports in their place, "
+        f"until the next start"
+    )
+
+
 def removed_message(query: str, error: UnknownStage) -> str:
     """Return why a query fails one of whose stages was taken out of the specification."""
     return (

@@ -47,6 +47,7 @@ from spark_agent.supervision.diagnostics import (
     log_if_unfinished,
     log_unreported,
     lost_message,
+    newer_run_message,
     older_ledger_message,
     removed_message,
     reset_message,
@@ -124,6 +125,7 @@ class Supervisor:
         client: Client,
         run: int | None,
         open_run: Callable[[Sequence[str]], int],
+        newer_own_run: Callable[[int, StaleRun], int],
         tallies: Tallies,
         in_flight: Mapping[str, StageInFlight],
         notes: Notes,
@@ -132,7 +134,8 @@ class Supervisor:
         resumed_after: int,
         clock: Clock,
     ) -> None:
-        """`in_flight` is of the sources that have percentile watermarks. `resumed_after`: the last batch
+        """`newer_own_run` returns the run after a run that is its own as well, or raises the error.
+        `in_flight` is of the sources that have percentile watermarks. `resumed_after`: the last batch
         that Spark had committed before; -1: none.
         """
         self.query = query
@@ -142,6 +145,7 @@ class Supervisor:
         self._run = run
         self._resumed_after = resumed_after
         self._open_run = open_run
+        self._newer_own_run = newer_own_run
         self._waits = waits
         self._clock = clock
         self._abandoned: str | None = None
@@ -509,6 +513,17 @@ class Supervisor:
                 return
             self._run = self._open_run(self.query.stages.names)
         run = self._run
+        while True:
+            try:
+                self._step_of(run)
+            except StaleRun as error:
+                # Higher each time, and at most one for each attempt at the request that opened it.
+                self._run = run = self._newer_own_run(run, error)
+                _log.warning("%s", newer_run_message(self.query.name, run))
+            else:
+                return
+
+    def _step_of(self, run: int) -> None:
         self._retired.begin_step()
         self._joined.rejoin(self._reporter(run))
         self._finalisation.find_joined_shards()

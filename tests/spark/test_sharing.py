@@ -36,6 +36,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
+from tests.support.gateway import Holding
 
 pytestmark = pytest.mark.spark
 
@@ -128,6 +129,34 @@ def test_a_fenced_query_goes_on_where_that_is_wanted(flow: Flow, pipeline: Pipel
         flow.write(steady(range(second, second + 10)))
         until(lambda done=done: batches(query) > done, "another batch")
     assert query.isActive
+
+
+def test_a_query_goes_on_if_its_own_earlier_request_opens_a_run_after_the_repeated_one(
+    flow: Flow,
+) -> None:
+    """It failed, as one that was taken over by itself."""
+    first, then = steady(range(30)), steady(range(30, 60))
+    flow.write(first)
+
+    def newest_run() -> int:
+        return flow.client.runs(JOB)["runs"][0]["run"]
+
+    with (
+        Holding(flow.url) as gateway,
+        Pipeline(gateway.url, JOB, SPEC, spark=flow.spark, poll="50 ms") as running,
+    ):
+        query = flow.start(running, flow.counts(running))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
+        run = newest_run()
+        gateway.released.set()
+        until(lambda: newest_run() > run, "the earlier request opens a run")
+        flow.write(then)
+        until(lambda: flow.output_of(COUNTS) == START_MS + 51_000, "the query goes on")
+        assert query.isActive
+        assert flow.client.commits(JOB, COUNTS)["run"] == newest_run()
+    with flow.pipeline() as again:
+        ended(flow.start(again, flow.counts(again), bounded=True))
+    assert flow.counted() == windows([*first, *then])
 
 
 def test_shards_that_are_not_where_they_were_said_to_be_are_told(

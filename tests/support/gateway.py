@@ -1,10 +1,12 @@
-"""An HTTP gateway on loopback, before a service, that drops the requests it is told to drop."""
+"""HTTP gateways on loopback, before a service, that drop or hold requests."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,3 +55,21 @@ class Gateway(Loopback):
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data)
+
+
+class Holding(Gateway):
+    """Holds the first request to open a run until it is released, and forwards all others."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, lambda *_: False)
+        self.released = threading.Event()
+        self._holds = True
+
+    @override
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        if self._holds and request.command == "POST" and request.path.endswith("/runs"):
+            self._holds = False
+            self.released.wait()
+        # A client closes the connection of a request that it has given up.
+        with suppress(OSError):
+            super().answer(request, body)

@@ -171,7 +171,7 @@ def test_the_furthest_of_its_stages_counts() -> None:
         Answers(DECLARED, commits(None), commits(5)) as server,
         pytest.raises(OldCheckpointError, match="up to 5"),
     ):
-        declared(server).open_run(["s", "t"], *callbacks(resumption(5)))
+        declared(server).open_run(["s", "t"], "driver-1", *callbacks(resumption(5)))
     paths = [(each.method, each.path) for each in server.asked]
     assert paths == [
         ("PUT", "/v1/jobs/j"),
@@ -182,7 +182,7 @@ def test_the_furthest_of_its_stages_counts() -> None:
 
 def test_a_run_is_opened_after_the_comparison() -> None:
     with Answers(DECLARED, commits(4), OPENED, DECLARED) as server:
-        assert declared(server).open_run(["s"], *callbacks(resumption(5))) == 7
+        assert declared(server).open_run(["s"], "driver-1", *callbacks(resumption(5))) == 7
     assert [each.path for each in server.asked[-2:]] == ["/v1/jobs/j/runs", "/v1/jobs/j"]
 
 
@@ -193,7 +193,7 @@ def test_a_run_carries_its_program_and_its_links() -> None:
         job = DeclaredJob(
             "j", SPEC, client=client, throttle=None, replace=False, program="p", links=links
         )
-        assert job.open_run(["s"], *callbacks(resumption(5))) == 7
+        assert job.open_run(["s"], "driver-1", *callbacks(resumption(5))) == 7
     body = server.asked[2].body
     assert (body["program"], body["links"]) == ("p", links)
 
@@ -204,7 +204,7 @@ def test_a_service_that_is_older_is_sent_neither() -> None:
     with Answers(DECLARED, commits(4), refused, OPENED, DECLARED) as server:
         client = Client(server.url, clock=FakeClock(), jitter=lambda: 1.0)
         job = DeclaredJob("j", SPEC, client=client, throttle=None, replace=False, program="p")
-        assert job.open_run(["s"], *callbacks(resumption(5))) == 7
+        assert job.open_run(["s"], "driver-1", *callbacks(resumption(5))) == 7
     assert set(server.asked[3].body) == {"stages", "holder"}
 
 
@@ -216,7 +216,7 @@ def test_a_reset_between_the_comparison_and_the_run_is_noticed() -> None:
         Answers(DECLARED, commits(4), OPENED, after) as server,
         pytest.raises(OldCheckpointError, match=words),
     ):
-        declared(server).open_run(["s"], *callbacks(resumption(5)))
+        declared(server).open_run(["s"], "driver-1", *callbacks(resumption(5)))
 
 
 def test_a_checkpoint_notes_its_generation_and_its_run() -> None:
@@ -323,10 +323,10 @@ def test_a_service_that_does_not_know_the_question_yet_is_no_obstacle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Answers(DECLARED, problem("not-found"), OPENED, DECLARED) as server:
-        assert declared(server).open_run(["s"], *callbacks(resumption(0))) == 7
+        assert declared(server).open_run(["s"], "driver-1", *callbacks(resumption(0))) == 7
     assert "the service is older than this agent" in caplog.text
 
 
 def test_a_stage_that_is_gone_is_no_older_service() -> None:
     with Answers(DECLARED, problem("unknown-stage")) as server, pytest.raises(UnknownStage):
-        declared(server).open_run(["s"], *callbacks(resumption(0)))
+        declared(server).open_run(["s"], "driver-1", *callbacks(resumption(0)))

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_agent.client.client import Client
+from spark_agent.client.errors import StaleRun
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
@@ -30,6 +31,11 @@ def no_run(stages: Sequence[str]) -> int:
     raise AssertionError(stages)
 
 
+def no_newer_run(run: int, error: StaleRun) -> int:
+    del run
+    raise error
+
+
 def supervisor_of(
     query: StartedQuery,
     notes: Notes,
@@ -38,14 +44,17 @@ def supervisor_of(
     running: RunningQuery | None = None,
     run: int | None = None,
     clock: Clock | None = None,
+    client: Client | None = None,
+    newer_own_run: Callable[[int, StaleRun], int] = no_newer_run,
 ) -> Supervisor:
     clock = clock or SystemClock()
     return Supervisor(
         query,
         running or RunningQuery(cast("SparkSession", None)),
-        client=Client("http://127.0.0.1:1", patience_ms=1, clock=SystemClock()),
+        client=client or Client("http://127.0.0.1:1", patience_ms=1, clock=SystemClock()),
         run=run,
         open_run=open_run,
+        newer_own_run=newer_own_run,
         tallies={},
         in_flight={},
         notes=notes,
