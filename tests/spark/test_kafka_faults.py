@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import WallClock
+from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.kafka_jars import KafkaJars
 from tests.spark.flow import (
     AVAILABLE_NOW,
+    BOUND,
     COUNTS,
     DEADLINE_S,
     JOB,
@@ -26,7 +29,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
-from tests.spark.test_kafka import counts, started, steady
+from tests.spark.test_kafka import VALUE, counts, started, steady
 from tests.support.kafka_server import KafkaServer
 from tests.support.kafka_topic import Topic
 
@@ -124,6 +127,28 @@ def test_an_open_transaction_is_waited_for(flow: Flow, topic: Topic) -> None:
         until(lambda: flow.output_of(SOURCE) == START_MS + 84_000, "it goes on")
         query.stop()
         assert not +pipeline.counts
+
+
+def test_a_second_reading_that_waits_for_open_transactions_alone_is_refused(
+    flow: Flow, topic: Topic
+) -> None:
+    """The source would promise past the rows of an open transaction, which came to it late."""
+    with started(flow, topic) as pipeline:
+        read = pipeline.read_kafka(
+            topic.broker.servers, topic.name, stage=SOURCE, value=VALUE, strategy=BOUND
+        )
+        isolated = (
+            flow.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", topic.broker.servers)
+            .option("Kafka.Isolation.Level", "read_committed")
+            .option("subscribe", topic.name)
+            .load()
+        )
+        both = read.select("timestamp").union(isolated.select("timestamp"))
+        rows = pipeline.watermarked(both, stage=COUNTS, event_time="timestamp")
+        windows_of_both = rows.groupBy(F.window("timestamp", "10 seconds")).count()
+        with pytest.raises(UnsoundPlanError, match=f"'{topic.name}' is read with two isolation"):
+            flow.start(pipeline, pipeline.report(windows_of_both, stage=COUNTS))
 
 
 def test_a_compacted_topic(flow: Flow, weak: KafkaServer) -> None:
