@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from service.aggregator.columns import Columns, on_columns
-from service.aggregator.health import Examiner, Trouble, ended_text
+from service.aggregator.health import Examiner
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
+from service.aggregator.troubles import Trouble, ended_text
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
 from service.frontier.columns import counted, lowest
