@@ -104,7 +104,7 @@ class Explainer:
             for each in views
         ]
         because = _because(
-            stage, root, holders, held.total, watermarks[root].input, root_advice, now_ms
+            stage, root, holders, held.total, watermarks[root].input, output, root_advice, now_ms
         )
         if stage == root and watermarks[stage].status is Status.IDLE:
             because = _idle(stage, holders, held.total) or because
@@ -281,6 +281,7 @@ def _because(
     holders: Sequence[HoldingRange],
     total: int,
     published_input: int,
+    published_output: int,
     advice: Mapping[str, Advice],
     now_ms: int,
 ) -> str:
@@ -291,6 +292,8 @@ def _because(
     where = f"range {first.view.name}{who}"
     phrase = _phrase(first, published_input, advice, now_ms) + _unread(first.view)
     more = f", and {total - 1:,} more" if total > 1 else ""
+    if first.reason is Reason.BEHIND and first.view.promise < published_output:
+        phrase += f", behind {time_text(published_output)}, before which its rows are late"
     if stage == root:
         return f"{stage} waits for {where}, which {phrase}{more}"
     return f"{stage} waits for {root}, where {where} {phrase}{more}"

@@ -115,7 +115,7 @@ class Examiner:
         for name, each in vitals.items():
             if each.stalled:
                 vitals[name] = replace(
-                    each, stalled=len(await self._stalled(job, name, observed[name], now))
+                    each, stalled=len(await self._stalled(job.name, name, observed[name], now))
                 )
         return _healths(job, stages, observed, vitals)
 
@@ -165,25 +165,25 @@ class Examiner:
         if vitals.silent:
             troubles.append(silent_trouble(found, silent_since_ms(job.stages[stage])))
         if vitals.stalled:
-            stalled = await self._stalled(job, stage, seen, now)
+            stalled = await self._stalled(job.name, stage, seen, now)
             if stalled:
                 troubles.append(stalled_trouble(found, stalled))
         return troubles
 
     async def stalled(self, job: str, stage: str, views: Sequence[RangeView]) -> frozenset[str]:
-        """Return the names of those ranges whose oldest work ages, and that should not pause."""
+        """Return the names of those ranges that are stalled, as the stage's problem counts them."""
         # Mostly none has work, and then nothing more is read.
         if all(each.facts is None or each.facts.oldest_work_ms is None for each in views):
             return frozenset()
-        now, _ = await self._live.observe(job, ())
-        found = {each.name for each in views if each.stalls(now.wall_ms)}
-        if not found:
+        now, observed = await self._live.observe(job, (stage,))
+        seen = observed.get(stage)
+        if seen is None:
             return frozenset()
-        advice = (await self._throttling.read(job)).shards.get(stage, {})
-        return frozenset(name for name in found if name not in advice or not advice[name].pause)
+        layout = seen.layout
+        return frozenset(map(layout.name, await self._stalled(job, stage, seen, now)))
 
     async def _stalled(
-        self, job: JobView, stage: str, seen: StageObservation, now: Instant
+        self, job: str, stage: str, seen: StageObservation, now: Instant
     ) -> Sequence[int]:
         """Return the stalled ranges: the apparently stalled ones, except those that should pause.
 
@@ -195,9 +195,9 @@ class Examiner:
             return found
         # The layout may have changed since: then all count as stalled.
         with suppress(UnknownStageError, InvalidRequestError, UnavailableError):
-            throttle = await self._throttling.read(job.name)
+            throttle = await self._throttling.read(job)
             advice = throttle.shards.get(stage, {})
-            views = await self._live.range_views(job.name, stage, found[:_CHECKED])
+            views = await self._live.range_views(job, stage, found[:_CHECKED])
             stays = [
                 index
                 for index, view in zip(found, views, strict=False)

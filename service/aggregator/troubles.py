@@ -17,6 +17,8 @@ from service.model.jobs import StageView
 from service.model.observations import Instant, StageObservation
 from service.model.runs import RunEnd
 
+_CLOCKS_DIFFER_MS = 1_000
+
 EXAMPLES = 5
 """Number of ranges that a problem names."""
 
@@ -53,6 +55,15 @@ class TroubledRanges:
         """Return the indices of the ranges that have never reported."""
         seen = self.seen
         return np.flatnonzero(silent_ranges(seen.promises, seen.idle, seen.reported_at_ms))
+
+    def free_since_ms(self, indices: Int64s) -> int | None:
+        """Return since when the first of some of them is without a lease; None: unknown."""
+        moments = self.seen.held_since_ms[indices]
+        known = moments[(moments > 0) & (self.seen.owners[indices] == 0)]
+        if not len(known):
+            return None
+        # Leases run by a clock of their own.
+        return self.now.wall_ms - (self.now.lease_ms - int(known.min()))
 
     def departed(self, indices: Int64s) -> Sequence[str]:
         """Return the last holders of some of them, whose leases have run out: those that are kept."""
@@ -91,8 +102,13 @@ def ended_text(end: RunEnd, now_ms: int) -> str:
     >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
     'failed at 00:01Z: out of memory'
     """
-    cause = f": {end.because}" if end.because else ""
-    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{cause}"
+    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{_cause(end)}"
+
+
+def _cause(end: RunEnd) -> str:
+    """Write the reason of a program, which may be a traceback, in one line."""
+    because = " ".join(end.because.split())
+    return f": {because}" if because else ""
 
 
 def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
@@ -101,31 +117,34 @@ def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
     if end.outcome is Outcome.FAILED:
         because = f"the last run of {of.stage} {ended_text(end, of.now.wall_ms)}"
         return of.trouble(Health.FAILED, left, end.at_ms, because)
-    cause = f": {end.because}" if end.because else ""
+    since_ms = of.free_since_ms(left)
+    # By two clocks, the end of the run and that of its leases differ a little.
+    if since_ms is None or since_ms > end.at_ms - _CLOCKS_DIFFER_MS:
+        since_ms = end.at_ms
     because = (
-        f"{of.some(left)} {_have(left)} no worker since {of.moment(end.at_ms)}"
-        f" ({_their(left)} last run was stopped{cause})"
+        f"{of.some(left)} {_have(left)} no worker since {of.moment(since_ms)}"
+        f" ({_their(left)} last run was stopped{_cause(end)})"
     )
-    return of.trouble(Health.NO_WORKER, left, end.at_ms, because)
+    return of.trouble(Health.NO_WORKER, left, since_ms, because, of.departed(left))
 
 
 def no_worker_trouble(of: TroubledRanges) -> Trouble:
     """Return the trouble of ranges without a lease."""
     counted = of.counted()
     free = counted[of.seen.owners[counted] == 0]
-    moments = of.seen.held_since_ms[free]
-    known = moments[moments > 0]
-    if not len(known):
+    since_ms, departed = of.free_since_ms(free), of.departed(free)
+    if since_ms is None:
         because = (
             f"{of.some(free)} {_have(free)} no worker (not held by a lease since the service, its live"
             " store or the range began)"
         )
         return of.trouble(Health.NO_WORKER, free, None, because)
-    # Leases run by a clock of their own.
-    since_ms = of.now.wall_ms - (of.now.lease_ms - int(known.min()))
-    leases = "its lease has run out" if len(free) == 1 else "their leases have run out"
-    because = f"{of.some(free)} {_have(free)} no worker since {of.moment(since_ms)} ({leases})"
-    return of.trouble(Health.NO_WORKER, free, since_ms, because, of.departed(free))
+    leases = "its lease" if len(free) == 1 else "their leases"
+    have = "has" if len(free) == 1 else "have"
+    # An end of a lease by its worker, or with a run, is not kept.
+    over = f"{leases} {have} run out" if departed else f"{leases} {have} been given back"
+    because = f"{of.some(free)} {_have(free)} no worker since {of.moment(since_ms)} ({over})"
+    return of.trouble(Health.NO_WORKER, free, since_ms, because, departed)
 
 
 def silent_trouble(of: TroubledRanges, since_ms: int | None) -> Trouble:

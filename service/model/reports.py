@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from service.frontier.explain import is_stalled
 from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.promises import keyed_promise
 from service.frontier.timestamps import MAX
@@ -210,12 +209,3 @@ class RangeView:
     retired: bool = False
     waiting_promise: int | None = None
     """The greatest promise in an epoch that is not committed; only of `range_views`."""
-
-    def stalls(self, now_ms: int) -> bool:
-        """Return whether its worker keeps reporting, and its oldest work ages (see `is_stalled`)."""
-        is_waited_for = not (self.idle or self.retired or self.promise == MAX)
-        return (
-            is_waited_for
-            and self.holder is not None
-            and is_stalled(self.facts, self.raised_at_ms, now_ms)
-        )

@@ -147,4 +147,6 @@ def _line(problem: ProblemLine) -> str:
     held = problem["holds_back"]
     wait = "wait" if len(held) > 1 else "waits"
     waiting = f"; {', '.join(held)} {wait} for {problem['stage']}" if held else ""
-    return f"{health_text(problem['health'])}: {problem['because']}{waiting}"
+    single = problem["examples"] if problem["ranges"] == 1 else ()
+    named = f" (range {single[0]})" if single else ""
+    return f"{health_text(problem['health'])}: {problem['because']}{named}{waiting}"

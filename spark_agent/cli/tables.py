@@ -50,7 +50,8 @@ class _Layout:
 
 def plain(cell: object) -> Text:
     """Return a foreign name as text that neither is markup nor controls a terminal."""
-    return Text("".join(each if each.isprintable() else "\ufffd" for each in str(cell)))
+    shown = " ".join(str(cell).splitlines())
+    return Text("".join(each if each.isprintable() else "\ufffd" for each in shown))
 
 
 def table_lines(

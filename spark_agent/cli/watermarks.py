@@ -66,7 +66,7 @@ _SHARDS: Final = (
     Column("stage", kind="name"),
     Column("shard", kind="name"),
     Column("throttle"),
-    Column("until", 1),
+    Column("beyond", 1),
 )
 
 

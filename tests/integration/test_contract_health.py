@@ -256,6 +256,32 @@ async def test_idle_and_final_shards_need_no_worker(job: Api, gauge: InProcess):
     assert [p["stage"] for p in (await job.problems())["problems"] if p["stage"] == "clicks"] == []
 
 
+async def test_leases_that_were_given_back_have_not_run_out(job: Api, gauge: InProcess):
+    run = await job.run("taps")
+    await job.report("taps", await job.token("taps", run=run), {"0": 5})
+    await job.end(run, "finished")
+    gauge.advance(MINUTES)
+    await job.run("taps")
+    [found] = [p for p in (await job.problems())["problems"] if p["stage"] == "taps"]
+    assert found["because"].endswith("(its lease has been given back)")
+    assert "last holder" not in found["remedy"]
+
+
+async def test_the_end_of_a_later_run_does_not_move_the_loss_of_a_worker(
+    job: Api, gauge: InProcess
+):
+    gauge.skip_on_redis()
+    await job.report("taps", await job.token("taps", ttl_ms=1_000), {"0": 5})
+    gauge.advance(5 * MINUTES)
+    [before] = [p for p in (await job.problems())["problems"] if p["stage"] == "taps"]
+    run = await job.run("taps")
+    await job.end(run, "stopped", because="deploy\nof 1.2")
+    [after] = [p for p in (await job.problems())["problems"] if p["stage"] == "taps"]
+    assert after["since"] == before["since"]
+    assert after["because"].endswith("(its last run was stopped: deploy of 1.2)")
+    assert after["remedy"].endswith(" The last holder: worker.")
+
+
 async def test_a_shard_that_stalls(job: Api, gauge: InProcess):
     gauge.skip_on_redis()
     taps = await job.token("taps", ttl_ms=600_000)

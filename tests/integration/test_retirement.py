@@ -129,6 +129,10 @@ async def test_its_end_is_in_the_audit_and_in_the_changes_once(job: Api, gauge: 
     token = await job.token("taps", ranges=["t-2"])
     await job.report("taps", token, {"t-2": 10})
     await job.report("taps", token, {"t-2": 11})
+    assert (await job.explain("taps"))["because"].startswith(
+        "taps waits for range t-2 (holder worker), which is the lowest, at 1970-01-01T00:00:00.011Z,"
+        " behind 1970-01-01T00:00:00.040Z, before which its rows are late"
+    )
     newest, before, *_ = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
     assert (newest["action"], newest["detail"]) == ("return-range", "taps t-2: reports again")
     assert (newest["by"], newest["address"]) == ("", "")

@@ -82,7 +82,7 @@ export function Explanation({ why, zone, nowMs }) {
       <tbody>${why.holders.map((each) => html`<tr key=${each.range}>
         <th scope="row">${each.range}</th>
         <td data-label="Reason">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
-        <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
+        <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
         <td data-label="Without the range" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
         <td data-label="Holder">${each.holder ?? "none"}</td>
         <td data-label="Unchanged for">${each.since ? duration(Math.max(0, nowMs - fromIso(each.since))) : "–"}</td>

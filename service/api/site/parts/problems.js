@@ -22,9 +22,9 @@ export function useProblems(job) {
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
-  const remedies = remediesOf(problems);
+  const isFirst = (each) => problems.find((other) => other.remedy === each.remedy) === each;
   const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone}
-    remedy=${remedies[k]} />`;
+    remedy=${isFirst(each) ? each.remedy : null} />`;
   const rest = problems.slice(SHOWN);
   return html`<section class="problems" aria-labelledby="problems-title">
     <h2 id="problems-title">${problems.length === 1 ? "1 problem" : `${problems.length.toLocaleString("en")} problems`}</h2>
@@ -34,12 +34,6 @@ export function Problems({ job, problems, zone }) {
   </section>`;
 }
 
-/** The remedy of each, without the sentences that an earlier one has. */
-function remediesOf(problems) {
-  const shown = new Set();
-  return problems.map(({ remedy }) => remedy.split(/(?<=\.) /).filter((each) => !shown.has(each) && shown.add(each)).join(" "));
-}
-
 function Problem({ job, of, number, zone, remedy }) {
   const mark = () => showStage(of.stage);
   const unmark = () => showStage(null);
@@ -47,9 +41,11 @@ function Problem({ job, of, number, zone, remedy }) {
     <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
-    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${waiting(of)}
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${single(of)}${waiting(of)}
     ${remedy && html`<small class="remedy">${remedy}</small>`}</li>`;
 }
+
+const single = ({ ranges, examples }) => (ranges === 1 && examples.length ? ` (range ${examples[0]})` : "");
 
 function waiting({ stage, holds_back: stages }) {
   if (!stages.length) return "";
