@@ -276,13 +276,15 @@ def _shown(data: bytes) -> str:
 
     >>> _shown(b"<title>403 Forbidden</title>  <h1>Ask IT</h1>"), _shown(bytes([255]))
     (': 403 Forbidden Ask IT', '')
+    >>> _shown(b"{}")
+    ''
     """
     try:
         words = _TAGS.sub(" ", data[: 10 * _SHOWN_CHARACTERS].decode()).split()
     except UnicodeDecodeError:
         return ""
     text = " ".join(words)
-    if not text.isprintable() or not text:
+    if not text.isprintable() or text in {"", "{}"}:
         return ""
     return f": {text}" if len(text) <= _SHOWN_CHARACTERS else f": {text[:_SHOWN_CHARACTERS]}…"
 
