@@ -21,7 +21,7 @@ from service import __version__
 from service.model.leases import Grant
 from service.model.reports import Report, Reported
 from service.telemetry.durations import Durations
-from service.telemetry.stage_metrics import ByStage, StageMetrics, Survey
+from service.telemetry.stage_metrics import ByStage, Survey, stage_metrics
 
 _STAGES_COUNTED = 100_000
 """For so many stages this process keeps counts. Beyond, as after many jobs were deleted that nobody has
@@ -159,22 +159,21 @@ class Metrics:
         self._new_accepted = self._new_ranges = 0
         registries = [self.registry, CollectorRegistry()]
         registries[1].register(self.durations.copy())
-        if survey is not None:
-            registries.append(self._of_stages(survey, now_ms))
         texts = [await asyncio.to_thread(generate_latest, each) for each in registries]
+        if survey is not None:
+            counts = self._counts_by_stage(survey)
+            texts.append(await asyncio.to_thread(stage_metrics, survey, now_ms, *counts))
         return b"".join(texts)
 
-    def _of_stages(self, survey: Survey, now_ms: int) -> CollectorRegistry:
+    def _counts_by_stage(self, survey: Survey) -> tuple[ByStage, ByStage]:
+        """Return copies of what this process has counted by stage, without the stages that are gone."""
         if not survey.left_out:
             # All stages are in the survey: what else was counted is of stages that are gone.
             there = {(each.job, each.stage) for each in survey.stages}
             for counts in (self._arrivals, self._expired):
                 for gone in counts.keys() - there:
                     del counts[gone]
-        registry = CollectorRegistry()
-        counts = self._arrivals.copy(), self._expired.copy()
-        registry.register(StageMetrics(survey, now_ms, *counts))
-        return registry
+        return self._arrivals.copy(), self._expired.copy()
 
 
 def _count(counts: ByStage, stage: tuple[str, str], count: int) -> None:
