@@ -12,6 +12,7 @@ import numpy as np
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner
 from service.aggregator.holders import HoldingRange, following, holding
+from service.aggregator.late_ranges import REMEDY, late_ranges, late_text
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
 from service.aggregator.troubles import Trouble, ended_text
@@ -23,7 +24,7 @@ from service.frontier.explain import Reason, Step, path
 from service.frontier.graph import Pipeline, StageWatermark, Status
 from service.frontier.health import Health, Outcome
 from service.frontier.throttle import Advice, GroupLimit
-from service.frontier.timestamps import MAX, MIN, iso
+from service.frontier.timestamps import MAX, MIN, iso, time_text
 from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
 from service.model.reports import RangeView
@@ -81,10 +82,12 @@ class Explainer:
         above = pipeline.ancestors((stage,))
         health = (await self._examiner.healths(view, above, observed, now))[stage]
         retired = await self._retirements.among(job, observed)
+        late = await self._late(view, observed)
         if step is Step.FINAL or root not in observed:
-            because = f"{stage} is final: nothing more will come" + _retired_text(retired)
+            because = f"{stage} is final: nothing more will come" + _retired_text(retired) + late
+            cure = REMEDY if late else None
             return Explanation(
-                stage, view.stages[stage], health, because, None, way, [], 0, retired
+                stage, view.stages[stage], health, because, cure, way, [], 0, retired
             )
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
@@ -115,17 +118,26 @@ class Explainer:
             because += _may_run(root, holders[0].view, throttle.groups)
         own = await self._own_problem(view, stage, root, observed, now)
         besides = "" if own is None else f"; besides, {own.because}"
-        because += found.besides + besides + _retired_text(retired)
+        because += found.besides + besides + _retired_text(retired) + late
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            found.remedy or (None if own is None else own.remedy),
+            found.remedy or (own.remedy if own is not None else REMEDY if late else None),
             way,
             holders,
             held.total,
             retired,
+        )
+
+    async def _late(self, view: JobView, observed: Mapping[str, StageObservation]) -> str:
+        """Write the late ranges of final stages, as the end of a sentence; empty: none."""
+        found = late_ranges(view.stages, observed)
+        records = await self._retirements.records(view.name, [(e.stage, e.range) for e in found])
+        return "".join(
+            f"; {late_text(each, record.because)}"
+            for each, record in zip(found, records, strict=True)
         )
 
     async def _own_problem(
@@ -369,12 +381,3 @@ def _unread(view: RangeView) -> str:
     if not backlog:
         return position and f"{position}, and has nothing more"
     return f"{position or '; it is read'}, with {backlog:,} records to go"
-
-
-def time_text(at_ms: int) -> str:
-    """Write an event time as text.
-
-    >>> time_text(0), time_text(MAX)
-    ('1970-01-01T00:00:00Z', 'the end of time')
-    """
-    return "the end of time" if at_ms == MAX else iso(at_ms).replace(".000Z", "Z")

@@ -25,10 +25,9 @@ from service.frontier.facts import (
     processing_watermark,
     work_since,
 )
-from service.frontier.graph import Pipeline
 from service.frontier.health import Health, Outcome
 from service.frontier.sketches import quantiles
-from service.frontier.timestamps import MIN
+from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
 
@@ -214,7 +213,7 @@ class SoftStates:
             now, observed = await self._live.observe(job, above)
             shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
-            states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
+            states = _derive(view, above, observed, shown, wanted, healths, now.wall_ms)
             steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
             steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
@@ -245,7 +244,7 @@ def _follow_clock(states: Mapping[str, SoftState], now_ms: int) -> bool:
 
 
 def _derive(
-    pipeline: Pipeline,
+    view: JobView,
     above: Collection[str],
     observed: Mapping[str, StageObservation],
     shown: Mapping[str, Mapping[str, int]],
@@ -256,9 +255,13 @@ def _derive(
     since: dict[str, int] = {}
     states: dict[str, SoftState] = {}
     for name in above:
-        stage, seen = pipeline.stages[name], observed.get(name)
+        stage, seen = view.pipeline.stages[name], observed.get(name)
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
-        own = [] if seen is None else [_work_since(seen)]
+        own = (
+            []
+            if seen is None
+            else [_work_since(seen, is_final=view.stages[name].watermark.output == MAX)]
+        )
         found = join_work([*own, *upstream])
         # The earlier value stays, unless a range has joined that has not reported yet.
         mark = shown.get(name, {}).get(_PROCESSING, UNKNOWN)
@@ -274,9 +277,10 @@ def _derive(
     return states
 
 
-def _work_since(seen: StageObservation) -> int:
+def _work_since(seen: StageObservation, *, is_final: bool) -> int:
     # Not aged between two nights: a program that has finished has done all work that it does not name.
-    finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
+    # Nor if the stage is final: a range that returns from its retirement then holds nothing back.
+    finished = is_final or (seen.end is not None and seen.end.outcome is Outcome.FINISHED)
     return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts, finished=finished)
 
 

@@ -119,3 +119,12 @@ def from_iso(text: str) -> int:
         return (at - _EPOCH) // timedelta(milliseconds=1) + int(fraction[:3].ljust(3, "0"))
     except ValueError as error:
         raise ValueError(f"this is not an instant: {error}") from None
+
+
+def time_text(at_ms: int) -> str:
+    """Write an event time as text.
+
+    >>> time_text(0), time_text(MAX)
+    ('1970-01-01T00:00:00Z', 'the end of time')
+    """
+    return "the end of time" if at_ms == MAX else iso(at_ms).replace(".000Z", "Z")

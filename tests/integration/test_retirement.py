@@ -101,6 +101,33 @@ async def test_the_last_range_that_is_waited_for_ends_the_stage(job: Api) -> Non
     assert (await job.watermark("clicks"))["status"] == "final"
 
 
+async def test_a_return_to_a_stage_that_is_final_is_explained(job: Api, gauge: InProcess) -> None:
+    await job.retire("clicks", "c-0", BECAUSE)
+    gauge.advance(1_000)
+    await job.report("clicks", await job.token("clicks", ttl_ms=10_000), {"c-0": 80})
+    late = (
+        f"range c-0 of clicks has reported again after its retirement ({BECAUSE}): it is at"
+        " 1970-01-01T00:00:00.080Z, and all its rows are late, since clicks is final"
+    )
+    explained = await job.explain("clicks")
+    assert explained["because"] == f"clicks is final: nothing more will come; {late}"
+    assert explained["remedy"].startswith("Reset the job")
+    assert explained["path"] == [{"stage": "clicks", "reason": "final"}]
+    assert (await job.explain("counts"))["because"].endswith(f"; {late}")
+    assert late not in (await job.explain("taps"))["because"]
+    gauge.skip_on_redis()
+    gauge.advance(20_000)
+    assert ", has no worker, and all its rows" in (await job.explain("clicks"))["because"]
+
+
+async def test_a_return_to_a_stage_that_is_final_does_not_age(job: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    await job.retire("clicks", "c-0", BECAUSE)
+    await job.report("clicks", await job.token("clicks"), {"c-0": 80})
+    gauge.advance(60_000)
+    assert (await job.watermark("clicks"))["system_lag_ms"] == 0
+
+
 async def test_it_is_in_the_audit_and_in_each_view(job: Api, gauge: InProcess) -> None:
     await job.retire("taps", "t-2", BECAUSE)
     records = ok(await gauge.client.get("/v1/audit?job=job"))["records"]

@@ -1,0 +1,76 @@
+"""Ranges that continue below a final stage's watermark, in words.
+
+The watermark of a final stage does not go back. A range whose retirement has made its stage final may
+report again, and a stage that is final may get another shard. All rows of such a range are late, and
+nothing else shows the range: it holds nothing back, and is not a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.frontier.columns import lowest
+from service.frontier.health import counted_ranges
+from service.frontier.timestamps import MAX, MIN, time_text
+from service.model.jobs import StageView
+from service.model.observations import StageObservation
+
+REMEDY = "Reset the job, and run its queries again, if the late rows must count."
+"""The next thing to do about late ranges of a final stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateRanges:
+    """The ranges of a final stage that are not final."""
+
+    stage: str
+    total: int
+    range: str
+    """The one with the lowest promise."""
+    promise: int
+    has_worker: bool
+
+
+def late_ranges(
+    stages: Mapping[str, StageView], observed: Mapping[str, StageObservation]
+) -> Sequence[LateRanges]:
+    """Return the ranges of the final ones among these stages whose rows are all late."""
+    found: list[LateRanges] = []
+    for stage, seen in observed.items():
+        if stages[stage].watermark.output != MAX:
+            continue
+        late = np.flatnonzero(counted_ranges(seen.promises, seen.idle, seen.reported_at_ms))
+        if len(late):
+            first = int(late[lowest(seen.promises[late], 1)][0])
+            promise = int(seen.promises[first])
+            name, has_worker = seen.layout.name(first), bool(seen.owners[first])
+            found.append(LateRanges(stage, len(late), name, promise, has_worker))
+    return found
+
+
+def late_text(late: LateRanges, because: str | None) -> str:
+    """Write that rows of a final stage's ranges are late. `because`: the reason of its retirement.
+
+    >>> text = late_text(LateRanges("in", 1, "b", 60_000, has_worker=False), "lost disk")
+    >>> text.partition(": ")[0]
+    'range b of in has reported again after its retirement (lost disk)'
+    >>> text.partition(": ")[2]
+    'it is at 1970-01-01T00:01:00Z, has no worker, and all its rows are late, since in is final'
+    >>> late_text(LateRanges("in", 3, "b", MIN, has_worker=True), None).partition(":")[0]
+    'range b of in is not final'
+    """
+    again = (
+        "is not final"
+        if because is None
+        else f"has reported again after its retirement ({because})"
+    )
+    at = "no time" if late.promise == MIN else time_text(late.promise)
+    worker = "" if late.has_worker else ", has no worker"
+    more = f" (so are {late.total - 1:,} more)" if late.total > 1 else ""
+    return (
+        f"range {late.range} of {late.stage} {again}: it is at {at}{worker}, and all its rows are late,"
+        f" since {late.stage} is final{more}"
+    )
