@@ -12,11 +12,16 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.processes import Host
 from benchmarks.scale import CONNECTIONS, JOBS, NODES, REPLICAS, Measured, Point
-from benchmarks.simulation import Cost, Host, Profile, Site, simulate
+from benchmarks.simulation import Cost, Found, Profile, Site, simulate
 
 _TURNS: Final = 4
 _SECONDS: Final = 0.5
+_FIRST: Final = Profile(
+    Cost(1e-4, 1e-4), Cost(5e-5, 5e-5), 2e-4, 1e-4, 1e-4, turn_replica=5e-5, turn_redis=2e-5
+)
+"""Costs of the first simulation: no more than their order of magnitude matters."""
 
 
 def is_fitted(point: Point) -> bool:
@@ -64,25 +69,39 @@ def solve(rows: Sequence[Sequence[float]], costs: Sequence[float]) -> list[float
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A point, and the mean number of reports in its calls."""
+class Batching:
+    """The sharing of work between reports, which the simulation finds."""
 
-    point: Point
     batch: float
+    """Mean number of reports in a call."""
+    replica_turns: float
+    """Turns of all replicas' event loops, per report."""
+    redis_turns: float
+
+    @classmethod
+    def of(cls, found: Found) -> Batching:
+        """Return the batching of a run."""
+        turns = found.turns_per_report
+        return cls(found.batch, turns("replica"), turns("redis"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    point: Point
+    batching: Batching
 
 
 def _fit(seen: Sequence[_Seen], ranges: int, measured: Measured) -> Profile:
-    def row(each: _Seen, *, servers: int) -> list[float]:
-        point = each.point
-        return [1 / each.batch, 1.0, point.publications, servers / point.rate]
+    def row(each: _Seen, turns: float) -> list[float]:
+        return [1 / each.batching.batch, 1.0, each.point.publications, turns]
 
     points = [each.point for each in seen]
     replica = solve(
-        [row(each, servers=each.point.setting.replicas) for each in seen],
+        [row(each, each.batching.replica_turns) for each in seen],
         [each.costs.replica for each in points],
     )
     redis = solve(
-        [row(each, servers=each.point.setting.nodes) for each in seen],
+        [row(each, each.batching.redis_turns) for each in seen],
         [each.costs.redis for each in points],
     )
     advancing = [each for each in points if each.setting.advancing and each.costs.postgres > 0]
@@ -95,8 +114,8 @@ def _fit(seen: Sequence[_Seen], ranges: int, measured: Measured) -> Profile:
         round_replica=replica[2],
         round_redis=redis[2],
         round_postgres=postgres[0],
-        beside_replica=replica[3],
-        beside_redis=redis[3],
+        turn_replica=replica[3],
+        turn_redis=redis[3],
         commit_s=measured.commit_s,
         hop_s=measured.hop_s,
         ranges=ranges,
@@ -106,15 +125,18 @@ def _fit(seen: Sequence[_Seen], ranges: int, measured: Measured) -> Profile:
 def fitted(measured: Measured, ranges: int) -> Profile:
     """Return the costs of reports of so many ranges."""
     points = [e for e in measured.points if e.setting.ranges == ranges and is_fitted(e)]
-    batches = [1.0 + (each.setting.connections - 1) / 2 for each in points]
-    profile = Profile(Cost(0, 0), Cost(0, 0))
+    profile = _FIRST
     for _ in range(_TURNS):
-        seen = [_Seen(*each) for each in zip(points, batches, strict=True)]
-        profile = _fit(seen, ranges, measured)
-        batches = [
-            simulate(site_of(measured, each), with_load(profile, each), seconds=_SECONDS).batch
+        seen = [
+            _Seen(
+                each,
+                Batching.of(
+                    simulate(site_of(measured, each), with_load(profile, each), seconds=_SECONDS)
+                ),
+            )
             for each in points
         ]
+        profile = _fit(seen, ranges, measured)
     return profile
 
 
@@ -123,16 +145,15 @@ def with_load(profile: Profile, point: Point) -> Profile:
     return replace(profile, load=point.costs.load)
 
 
-def with_own_costs(profile: Profile, point: Point, batch: float) -> Profile:
+def with_own_costs(profile: Profile, point: Point, found: Batching) -> Profile:
     """Return the profile, scaled so that its costs are those which were measured at the point.
 
-    `batch` is the mean number of reports in a call there. The parts keep their proportions.
+    `found` is the batching there. The parts keep their proportions.
     """
-    setting, costs = point.setting, point.costs
+    costs, batch = point.costs, found.batch
 
-    def factor(measured: float, call: Cost, round_: float, beside: float, servers: int) -> float:
-        modelled = call.of(batch) / batch + point.publications * round_
-        modelled += beside * servers / point.rate
+    def factor(measured: float, call: Cost, round_: float, turns: float) -> float:
+        modelled = call.of(batch) / batch + point.publications * round_ + turns
         return measured / modelled if modelled else 1.0
 
     def scaled(cost: Cost, by: float) -> Cost:
@@ -142,11 +163,10 @@ def with_own_costs(profile: Profile, point: Point, batch: float) -> Profile:
         costs.replica,
         profile.replica,
         profile.round_replica,
-        profile.beside_replica,
-        setting.replicas,
+        profile.turn_replica * found.replica_turns,
     )
     redis = factor(
-        costs.redis, profile.redis, profile.round_redis, profile.beside_redis, setting.nodes
+        costs.redis, profile.redis, profile.round_redis, profile.turn_redis * found.redis_turns
     )
     return replace(
         profile,
@@ -154,6 +174,6 @@ def with_own_costs(profile: Profile, point: Point, batch: float) -> Profile:
         redis=scaled(profile.redis, redis),
         round_replica=profile.round_replica * replica,
         round_redis=profile.round_redis * redis,
-        beside_replica=profile.beside_replica * replica,
-        beside_redis=profile.beside_redis * redis,
+        turn_replica=profile.turn_replica * replica,
+        turn_redis=profile.turn_redis * redis,
     )

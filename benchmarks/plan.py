@@ -15,9 +15,19 @@ from typing import Any, Final
 
 from benchmarks import scale
 from benchmarks.figures import Figure
-from benchmarks.fitting import fitted, is_fitted, site_of, with_load, with_own_costs
+from benchmarks.fitting import Batching, fitted, is_fitted, site_of, with_load, with_own_costs
 from benchmarks.scale import RANGES, Measured, Point
-from benchmarks.simulation import POSTGRES_CORES, Found, Outage, Profile, Site, simulate
+from benchmarks.simulation import (
+    CALLS_OF_ROUND,
+    POSTGRES_CORES,
+    TURNS_OF_REPORT,
+    TURNS_OF_ROUND,
+    Found,
+    Outage,
+    Profile,
+    Site,
+    simulate,
+)
 
 BUSY: Final = 0.6
 """Share of its core that a planned process may use."""
@@ -72,7 +82,7 @@ def check(measured: Measured, point: Point, profile: Profile) -> Check:
     predicted = simulate(site, loaded, seconds=_CHECK_S)
     simulated = predicted
     for _ in range(_TURNS):
-        own = with_own_costs(loaded, point, simulated.batch)
+        own = with_own_costs(loaded, point, Batching.of(simulated))
         simulated = simulate(site, own, seconds=_CHECK_S)
     return Check(point.setting.name, is_fitted(point), point.rate, simulated.rate, predicted.rate)
 
@@ -105,7 +115,7 @@ def load_of(ranges: int, *, per_report: int) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Cores that a load takes, at batches of one report: more under load share a call."""
+    """Cores that a load takes, at batches of one report, in turns of their own."""
 
     replica: float
     redis: float
@@ -115,35 +125,55 @@ class Demand:
 
 
 def demand(load: Load, profile: Profile, hint_s: float) -> Demand:
-    """Return the cores that a load takes, by the utilisation law."""
+    """Return the cores that a load takes, by the utilisation law.
+
+    Reports that share calls or turns take less.
+    """
     requests = load.reports + load.commits
+    turn_s = profile.turn_replica
     return Demand(
-        requests * profile.replica.of(1) + load.commits * profile.round_replica,
-        requests * profile.redis.of(1) + load.commits * profile.round_redis,
+        requests * (profile.replica.of(1) + TURNS_OF_REPORT * turn_s)
+        + load.commits * (profile.round_replica + TURNS_OF_ROUND * turn_s),
+        requests * (profile.redis.of(1) + profile.turn_redis)
+        + load.commits * (profile.round_redis + CALLS_OF_ROUND * profile.turn_redis),
         load.commits * profile.round_postgres,
         load.commits * hint_s,
     )
 
 
-def replicas_for(found: Demand, profile: Profile) -> int | None:
+def costs(profile: Profile) -> Json:
+    """Return the costs (s) of a report alone, of one that shares turns and calls, and of an advance."""
+    alone = demand(Load(1.0, 0.0, 1.0), profile, 0.0)
+    with_advance = demand(Load(0.0, 1.0, 1.0), profile, 0.0)
+    return {
+        "alone": [alone.replica, alone.redis],
+        "shared": [profile.replica.per_report, profile.redis.per_report],
+        "advance": [
+            with_advance.replica - alone.replica,
+            with_advance.redis - alone.redis,
+            with_advance.postgres,
+        ],
+    }
+
+
+def replicas_for(found: Demand) -> int | None:
     """Return the number of replicas; None: the hints alone take what a replica has."""
-    left = BUSY - profile.beside_replica - found.hints
+    left = BUSY - found.hints
     return max(1, math.ceil(found.replica / left)) if left > 0 else None
 
 
-def nodes_for(found: Demand, profile: Profile) -> int:
+def nodes_for(found: Demand) -> int:
     """Return the number of Redis nodes."""
-    return max(1, math.ceil(found.redis / (BUSY - profile.beside_redis)))
+    return max(1, math.ceil(found.redis / BUSY))
 
 
 def sized(ranges: int, profile: Profile, hint_s: float, *, per_report: int) -> Json:
     """Return the size of a site for so many ranges, and its simulated latency."""
     load = load_of(ranges, per_report=per_report)
     need = demand(load, profile, hint_s)
-    replicas, nodes = replicas_for(need, profile), nodes_for(need, profile)
+    replicas, nodes = replicas_for(need), nodes_for(need)
     requests = load.reports + load.commits
-    cores = need.replica + need.redis + need.postgres + nodes * profile.beside_redis
-    cores += (replicas or 0) * (profile.beside_replica + need.hints)
+    cores = need.replica + need.redis + need.postgres + (replicas or 0) * need.hints
     result: Json = {
         "ranges": ranges,
         "per_report": per_report,
@@ -175,8 +205,8 @@ def capacity(replicas: int, nodes: int, profile: Profile, hint_s: float) -> tupl
     load = load_of(2 * PARTITIONS, per_report=1)
     one = demand(replace(load, reports=1.0, commits=load.commits / load.reports), profile, hint_s)
     limits = {
-        "replicas": (BUSY - profile.beside_replica) / (one.replica / replicas + one.hints),
-        "Redis": nodes * (BUSY - profile.beside_redis) / one.redis,
+        "replicas": BUSY / (one.replica / replicas + one.hints),
+        "Redis": nodes * BUSY / one.redis,
         "Postgres": BUSY * POSTGRES_CORES / one.postgres if one.postgres else math.inf,
     }
     first = min(limits, key=lambda part: limits[part])
@@ -192,7 +222,7 @@ _AFTER_S: Final = 20.0
 def outage(profile: Profile, away: Outage) -> Json:
     """Return the latencies of a site through a failure: median and p99 by the instant of the report."""
     one = demand(Load(1.0, 0.1, 1), profile, 0.0)
-    rate = 2 * (BUSY - profile.beside_replica) / one.replica * 0.8
+    rate = 2 * BUSY / one.replica * 0.8
     site = Site(3, 3, 30, 0.1, rate=rate, outage=away)
     found = simulate(site, profile, seconds=_AFTER_S)
     return {**asdict(away), "rate": rate, "series": series(found)}
@@ -230,6 +260,7 @@ def results(measured: Measured) -> Json:
     ]
     return {
         "profiles": {str(ranges): asdict(profile) for ranges, profile in profiles.items()},
+        "costs": {str(ranges): costs(profile) for ranges, profile in profiles.items()},
         "checks": [asdict(each) for each in checks],
         "sizes": sizes,
         "capacities": capacities,

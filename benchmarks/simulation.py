@@ -2,27 +2,30 @@
 
 The model has five parts. Each queue is first come, first served.
 
-- A *replica* is one event loop. The reports of a job that arrive during a call to its node share the
-  next call. A call with n reports costs the replica `per_call + n * per_report`.
-- A *Redis node* runs one call at a time, at a cost of the same form.
+- A *replica* is an event loop. Each of its turns has a cost, and serves all that was ready at its begin.
+  The reports of a job that arrive during a call to its node share the next call. A call with n reports
+  costs the replica `per_call + n * per_report`.
+- A *Redis node* is an event loop, too, with costs of the same form.
 - A *publisher* of each replica runs one round at a time. Advances that arrive meanwhile share the next
   round. After a round with several callers it waits up to `GATHER_S` for as many to return.
 - *Postgres* has a process for each replica, up to `POSTGRES_CORES` of them at work at once. Transactions
   that end at the same time share a write to the disk.
-- The *host* has cores that all of these and the load share, when measured points are simulated: with
-  more running processes than cores, each is slower. A plan has a core for each process instead.
+- The *host* has cores that all of these and the load share, when measured points are simulated: a
+  process waits for a core. A plan has a core for each process instead.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import simpy
+
+from benchmarks.processes import OWN_CORES, Host, Loop, Machine, Process, Server
 
 GATHER_S: Final = 0.005
 MOST_IN_CALL: Final = 128
@@ -32,13 +35,12 @@ OWN_CALL_RANGES: Final = 1_000
 POSTGRES_CORES: Final = 8
 TIMEOUT_S: Final = 2.0
 """Length of a client's attempt, and time until a load balancer leaves out a replica."""
-JITTER: Final = 0.5
-"""Uses of a core differ from their mean by up to this share."""
-BACKGROUND_S: Final = 0.01
-"""Interval of background work."""
-_TURNS_OF_ROUND: Final = 4
+TURNS_OF_REPORT: Final = 3
+"""Turns of a replica's loop for a report alone: it is taken, its call is sent, and answered."""
+TURNS_OF_ROUND: Final = 4
 """Before the read of the agreements, the record, the publication, and the answers."""
-Process = Generator[simpy.Event, Any, None]
+CALLS_OF_ROUND: Final = 2
+"""Calls to the node of each of a round's jobs: the agreements, and the publication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,9 @@ class Profile:
     """Processor time of a replica for a job in a round."""
     round_redis: float = 0.0
     round_postgres: float = 0.0
-    beside_replica: float = 0.0
-    """Share of a core that a replica uses without a report."""
-    beside_redis: float = 0.0
+    turn_replica: float = 0.0
+    """Processor time of a turn of a replica's event loop."""
+    turn_redis: float = 0.0
     load: float = 0.0
     commit_s: float = 0.0
     """Latency of a commit."""
@@ -86,25 +88,6 @@ class Profile:
     def most_in_call(self) -> int:
         """Largest number of reports in a call."""
         return max(1, min(MOST_IN_CALL, MOST_RANGES_IN_CALL // self.ranges))
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The cores of a machine that everything shares; None: a core for each process."""
-
-    cores: int | None = None
-    others: float = 0.0
-    """Cores that other programs have."""
-
-    def stretch(self, running: int) -> float:
-        """Return the factor by which `running` processes delay each other.
-
-        >>> Host(2, 0.5).stretch(1), Host(2, 0.5).stretch(3), Host().stretch(3)
-        (1.0, 2.0, 1.0)
-        """
-        if self.cores is None:
-            return 1.0
-        return max(1.0, running / max(0.05, self.cores - self.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +113,7 @@ class Site:
     """Connections of each job, which report again as soon as they are answered; 0: `rate` instead."""
     rate: float = 0.0
     """Reports per second of all jobs, at random."""
-    host: Host = Host()
+    host: Host = OWN_CORES
     outage: Outage | None = None
 
 
@@ -146,6 +129,8 @@ class Found:
     batches: list[int] = field(default_factory=list[int])
     rounds: int = 0
     round_jobs: int = 0
+    turns: dict[str, int] = field(default_factory=dict[str, int])
+    """Turns of all event loops of each kind."""
     busy: dict[str, float] = field(default_factory=dict[str, float])
     """Processor time of the busiest process of each kind."""
 
@@ -159,6 +144,10 @@ class Found:
         """Mean number of reports in a call."""
         return statistics.mean(self.batches) if self.batches else 1.0
 
+    def turns_per_report(self, kind: str) -> float:
+        """Return the turns of all event loops of a kind, per report."""
+        return self.turns.get(kind, 0) / max(1, len(self.latencies))
+
     def utilisation(self, kind: str) -> float:
         """Share of its core that the busiest process of a kind has used."""
         return self.busy.get(kind, 0.0) / self.seconds
@@ -168,39 +157,6 @@ class Found:
         return sorted(self.latencies)[
             min(len(self.latencies) - 1, int(share * len(self.latencies)))
         ]
-
-
-class _Server:
-    """A process: one use of its core at a time, and of the host's cores, if they are shared."""
-
-    def __init__(self, run: _Run, kind: str, capacity: int = 1) -> None:
-        self._run = run
-        self._kind = kind
-        self._own = simpy.Resource(run.env, capacity)
-        self._busy = 0.0
-
-    def use(self, seconds: float, begin: Callable[[], None] = lambda: None) -> Process:
-        """Use the core, and call `begin` at the start of that."""
-        run = self._run
-        mine = self._own.request()
-        yield mine
-        with mine:
-            yield from run.while_away(self._kind, self)
-            begin()
-            # Equal times would keep batches in the sizes that they began with.
-            seconds *= run.chance.uniform(1 - JITTER, 1 + JITTER)
-            run.running += 1
-            yield run.env.timeout(seconds * run.stretch)
-            run.running -= 1
-        if run.env.now >= run.warm_s:
-            self._busy += seconds
-            run.found.busy[self._kind] = max(run.found.busy.get(self._kind, 0.0), self._busy)
-
-    def work_beside(self, share: float) -> Process:
-        """Use a share of the core for work that no report causes."""
-        while share:
-            yield self._run.env.timeout(BACKGROUND_S)
-            yield from self.use(share * BACKGROUND_S)
 
 
 @dataclass
@@ -214,7 +170,7 @@ class _Replica:
 
     def __init__(self, run: _Run) -> None:
         self._run = run
-        self._loop = _Server(run, "replica")
+        self.loop = Loop(run, "replica", run.profile.turn_replica)
         self._queues: dict[int, list[_Report]] = {}
         self._calls: dict[int, int] = {}
         self._touched: dict[int, list[simpy.Event]] = {}
@@ -222,11 +178,6 @@ class _Replica:
         self._expected = 0
         self._is_publishing = False
         self._all_arrived: simpy.Event | None = None
-        run.env.process(self._loop.work_beside(run.profile.beside_replica))
-
-    @property
-    def server(self) -> _Server:
-        return self._loop
 
     def submit(self, report: _Report) -> None:
         self._run.env.process(self._take(report))
@@ -234,11 +185,11 @@ class _Replica:
     def _take(self, report: _Report) -> Process:
         """Decode a report; it joins the next call of its job."""
         job = report.job
-        if self._run.is_away("replica", self._loop):
+        if self._run.is_away(self.loop):
             # A connection that is refused.
             return
         yield self._run.env.timeout(self._run.profile.hop_s)
-        yield from self._loop.use(self._run.profile.replica.per_report)
+        yield from self.loop.use(self._run.profile.replica.per_report)
         self._queues.setdefault(job, []).append(report)
         if self._calls.get(job, 0) < self._run.profile.most_calls:
             self._calls[job] = self._calls.get(job, 0) + 1
@@ -250,7 +201,7 @@ class _Replica:
         while self._queues[job]:
             batch: list[_Report] = []
             # Other reports are decoded while the call waits for its turn.
-            yield from self._loop.use(run.profile.replica.per_call, partial(self._fill, job, batch))
+            yield from self.loop.use(run.profile.replica.per_call, partial(self._fill, job, batch))
             if not batch:
                 break
             if run.env.now >= run.warm_s:
@@ -259,6 +210,8 @@ class _Replica:
             yield run.env.timeout(run.profile.hop_s)
             yield from node.use(run.profile.redis.of(len(batch)))
             yield run.env.timeout(run.profile.hop_s)
+            # The answer waits for the next turn, and its cost is a part of the call's.
+            yield from self.loop.use(0.0)
             for each in batch:
                 if run.chance.random() < run.site.advancing:
                     self._touch(each)
@@ -292,16 +245,16 @@ class _Replica:
             round_, self._touched = self._touched, {}
             touches, self._touches = self._touches, 0
             # Before each of the three requests of a round, its replica has work, behind that of reports.
-            turn_s = run.profile.round_replica * len(round_) / _TURNS_OF_ROUND
+            turn_s = run.profile.round_replica * len(round_) / TURNS_OF_ROUND
             nodes = [job % run.site.nodes for job in round_]
-            yield from self._loop.use(turn_s)
-            yield from self._stores(nodes, 0.5)
-            yield from self._loop.use(turn_s)
+            yield from self.loop.use(turn_s)
+            yield from self._stores(nodes)
+            yield from self.loop.use(turn_s)
             yield from run.postgres.use(run.profile.round_postgres * len(round_))
             yield from run.commit()
-            yield from self._loop.use(turn_s)
-            yield from self._stores(nodes, 0.5)
-            yield from self._loop.use(turn_s)
+            yield from self.loop.use(turn_s)
+            yield from self._stores(nodes)
+            yield from self.loop.use(turn_s)
             if run.env.now >= run.warm_s:
                 run.found.rounds += 1
                 run.found.round_jobs += len(round_)
@@ -314,39 +267,32 @@ class _Replica:
                 yield run.env.timeout(0)
         self._is_publishing = False
 
-    def _stores(self, nodes: Sequence[int], share: float) -> Process:
+    def _stores(self, nodes: Sequence[int]) -> Process:
         run = self._run
+        call_s = run.profile.round_redis / CALLS_OF_ROUND
         yield run.env.timeout(2 * run.profile.hop_s)
-        yield run.env.all_of(
-            [
-                run.env.process(run.nodes[node].use(run.profile.round_redis * share))
-                for node in nodes
-            ]
-        )
+        yield run.env.all_of([run.env.process(run.nodes[node].use(call_s)) for node in nodes])
 
 
-class _Run:
+class _Run(Machine):
     """One run of a site."""
 
     def __init__(self, site: Site, profile: Profile, seconds: float, seed: int) -> None:
-        self.env = simpy.Environment()
+        super().__init__(site.host, random.Random(seed))
         self.site = site
         self.profile = profile
-        self.chance = random.Random(seed)
         # Apart, so that two sites with one seed have the same arrivals.
         self._arriving = random.Random(seed)
         self.warm_s = 0.2 * seconds
         self.end_s = self.warm_s + seconds
         self.found = Found(seconds=seconds)
-        self.running = 0
-        self.nodes = [_Server(self, "redis") for _ in range(site.nodes)]
-        for node in self.nodes:
-            self.env.process(node.work_beside(profile.beside_redis))
-        self.postgres = _Server(self, "postgres", min(site.replicas, POSTGRES_CORES))
+        self._busy: dict[Server | Loop, float] = {}
+        self.nodes = [Loop(self, "redis", profile.turn_redis) for _ in range(site.nodes)]
+        self.postgres = Server(self, "postgres", min(site.replicas, POSTGRES_CORES))
         self._committing: simpy.Event | None = None
         self._next_commit: simpy.Event | None = None
         self.replicas = [_Replica(self) for _ in range(site.replicas)]
-        self._load = _Server(self, "load", site.jobs)
+        self._load = Server(self, "load", site.jobs)
 
     def run(self) -> Found:
         for job in range(self.site.jobs):
@@ -357,31 +303,31 @@ class _Run:
         self.env.run(until=self.end_s)
         return self.found
 
-    @property
-    def stretch(self) -> float:
-        return self.site.host.stretch(self.running)
+    def note(self, process: Server | Loop, seconds: float) -> None:
+        """Note the processor time of a process, and the turns of an event loop, after the warm-up."""
+        if self.env.now < self.warm_s:
+            return
+        kind, found = process.kind, self.found
+        self._busy[process] = self._busy.get(process, 0.0) + seconds
+        found.busy[kind] = max(found.busy.get(kind, 0.0), self._busy[process])
+        if isinstance(process, Loop):
+            found.turns[kind] = found.turns.get(kind, 0) + 1
 
-    def while_away(self, kind: str, server: _Server) -> Process:
+    def while_away(self, process: Server | Loop) -> Process:
         """Wait while the first process of a kind has failed."""
         out = self.site.outage
-        if out is not None and self.is_away(kind, server):
+        if out is not None and self.is_away(process):
             yield self.env.timeout(self.warm_s + out.at_s + out.for_s - self.env.now)
 
-    def is_away(self, kind: str, server: _Server) -> bool:
+    def is_away(self, process: Server | Loop) -> bool:
         """Return whether a process has failed: the first one of its kind does."""
         out = self.site.outage
-        if out is None or out.component != kind or not self._is_first(kind, server):
+        if out is None or out.component != process.kind or not self._is_first(process):
             return False
         return out.at_s <= self.env.now - self.warm_s < out.at_s + out.for_s
 
-    def _is_first(self, kind: str, server: _Server) -> bool:
-        match kind:
-            case "replica":
-                return server is self.replicas[0].server
-            case "redis":
-                return server is self.nodes[0]
-            case _:
-                return kind == "postgres"
+    def _is_first(self, process: Server | Loop) -> bool:
+        return process in (self.replicas[0].loop, self.nodes[0], self.postgres)
 
     def _replica_of(self, job: int) -> _Replica:
         number = job % self.site.replicas

@@ -158,16 +158,16 @@ def cost_table() -> str:
         "| processor time, µs | replica | Redis | Postgres |",
         "|---|---|---|---|",
     ]
-    for ranges, each in _saved()["profiles"].items():
-        replica, redis = each["replica"], each["redis"]
+    for ranges, each in _saved()["costs"].items():
         size = f"{int(ranges):,} range{'s' if int(ranges) > 1 else ''}"
-        alone = [1e6 * (part["per_call"] + part["per_report"]) for part in (replica, redis)]
-        shared = [1e6 * part["per_report"] for part in (replica, redis)]
-        rounds = [1e6 * each[f"round_{part}"] for part in ("replica", "redis", "postgres")]
+        alone, shared, advance = (
+            " | ".join(f"{1e6 * seconds:.0f}" for seconds in each[kind])
+            for kind in ("alone", "shared", "advance")
+        )
         lines += [
-            f"| a report of {size}, alone | {alone[0]:.0f} | {alone[1]:.0f} | |",
-            f"| the same, in a call with many of its job | {shared[0]:.0f} | {shared[1]:.0f} | |",
-            f"| an advance of its job | {rounds[0]:.0f} | {rounds[1]:.0f} | {rounds[2]:.0f} |",
+            f"| a report of {size}, alone | {alone} | |",
+            f"| the same, with many of its job in a turn and a call | {shared} | |",
+            f"| an advance of its job | {advance} |",
         ]
     hint = json.loads(SAVED.read_text())["measured"]["hint_s"]
     lines.append(f"| an advance of another replica, for each replica | {1e6 * hint:.0f} | | |")

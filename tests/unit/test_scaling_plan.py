@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fitting, plan
-from benchmarks.fitting import solve, with_own_costs
+from benchmarks.fitting import Batching, solve, with_own_costs
 from benchmarks.plan import Check, capacity, demand, load_of, nodes_for, replicas_for, sized
 from benchmarks.scale import Costs, Measured, Point, Setting, load
-from benchmarks.simulation import Cost, Profile
+from benchmarks.simulation import Cost, Found, Profile, simulate
 
 PROFILE = Profile(
     Cost(2e-4, 1e-4),
@@ -18,6 +18,8 @@ PROFILE = Profile(
     round_replica=5e-4,
     round_redis=2e-4,
     round_postgres=1e-4,
+    turn_replica=0.5e-4,
+    turn_redis=0.2e-4,
     commit_s=1e-3,
 )
 POINT = Point(Setting(1, 1, 1, True, 16), 1_000, Costs(6e-4, 2e-4, 1e-5, 5e-5), 0.1, 0.0)
@@ -36,14 +38,14 @@ def test_a_load_follows_from_jobs_partitions_and_batches() -> None:
 
 def test_twice_the_load_takes_twice_the_processes() -> None:
     one, two = (demand(load_of(n * 10**6, per_report=1), PROFILE, 0.0) for n in (1, 2))
-    assert replicas_for(two, PROFILE) == pytest.approx(2 * (replicas_for(one, PROFILE) or 0), abs=1)
-    assert nodes_for(two, PROFILE) == pytest.approx(2 * nodes_for(one, PROFILE), abs=1)
+    assert replicas_for(two) == pytest.approx(2 * (replicas_for(one) or 0), abs=1)
+    assert nodes_for(two) == pytest.approx(2 * nodes_for(one), abs=1)
 
 
 def test_no_number_of_replicas_can_follow_too_many_advances() -> None:
     load_ = load_of(10**7, per_report=1)
-    assert replicas_for(demand(load_, PROFILE, 1.01 * plan.BUSY / load_.commits), PROFILE) is None
-    assert replicas_for(demand(load_, PROFILE, 0.5 * plan.BUSY / load_.commits), PROFILE)
+    assert replicas_for(demand(load_, PROFILE, 1.01 * plan.BUSY / load_.commits)) is None
+    assert replicas_for(demand(load_, PROFILE, 0.5 * plan.BUSY / load_.commits))
     found = sized(10**7, PROFILE, 2 * plan.BUSY / load_.commits, per_report=1)
     assert found["replicas"] is None
     assert found["core_s_per_million"] is None
@@ -64,33 +66,49 @@ def test_a_sized_site_is_not_overloaded() -> None:
 
 
 def test_own_costs_are_those_of_the_point() -> None:
-    batch = 4.0
-    own = with_own_costs(PROFILE, POINT, batch)
+    batch, turns = 4.0, 1.5
+    own = with_own_costs(PROFILE, POINT, Batching(batch, turns, turns))
     replica = own.replica.of(batch) / batch + POINT.publications * own.round_replica
     redis = own.redis.of(batch) / batch + POINT.publications * own.round_redis
+    replica, redis = replica + turns * own.turn_replica, redis + turns * own.turn_redis
     assert (replica, redis) == pytest.approx((POINT.costs.replica, POINT.costs.redis))
 
 
+def _costs(profile: Profile, found: Found) -> Costs:
+    published, turns = found.round_jobs / len(found.latencies), found.turns_per_report
+    return Costs(
+        profile.replica.of(found.batch) / found.batch
+        + published * profile.round_replica
+        + turns("replica") * profile.turn_replica,
+        profile.redis.of(found.batch) / found.batch
+        + published * profile.round_redis
+        + turns("redis") * profile.turn_redis,
+        published * profile.round_postgres,
+        1e-5,
+    )
+
+
 def test_a_fit_finds_the_costs_of_a_site_that_is_simulated() -> None:
-    """Points that the simulation itself has made, with their costs, give these costs back."""
+    """Points that the simulation itself has made, with their costs, give these costs back.
+
+    Calls and turns are shared alike, so their parts alone are not found.
+    """
     points: list[Point] = []
+    loaded = replace(PROFILE, load=1e-5)
     for connections in (1, 16):
         for advancing in (False, True):
             setting = Setting(1, 1, 1, advancing, connections)
             empty = Point(setting, 1.0, Costs(0, 0, 0, 1e-5), 0.0, 0.0)
-            site = fitting.site_of(Measured(2, 1e-3, 0.0, 0.0), empty)
-            found = fitting.simulate(site, replace(PROFILE, load=1e-5), seconds=2)
+            found = simulate(fitting.site_of(Measured(2, 1e-3, 0.0, 0.0), empty), loaded, seconds=2)
             published = found.round_jobs / len(found.latencies)
-            costs = Costs(
-                PROFILE.replica.of(found.batch) / found.batch + published * PROFILE.round_replica,
-                PROFILE.redis.of(found.batch) / found.batch + published * PROFILE.round_redis,
-                published * PROFILE.round_postgres,
-                1e-5,
-            )
-            points.append(Point(setting, found.rate, costs, published, 0.0))
-    fit = fitting.fitted(Measured(2, 1e-3, 0.0, 0.0, points), 1)
-    assert fit.replica.of(1) == pytest.approx(PROFILE.replica.of(1), rel=0.05)
-    assert fit.round_replica == pytest.approx(PROFILE.round_replica, rel=0.1)
+            points.append(Point(setting, found.rate, _costs(loaded, found), published, 0.0))
+    measured = Measured(2, 1e-3, 0.0, 0.0, points)
+    fit = fitting.with_load(fitting.fitted(measured, 1), points[0])
+    for point in points:
+        found = simulate(fitting.site_of(measured, point), fit, seconds=2)
+        assert found.rate == pytest.approx(point.rate, rel=0.05)
+        assert _costs(fit, found).replica == pytest.approx(point.costs.replica, rel=0.05)
+        assert _costs(fit, found).redis == pytest.approx(point.costs.redis, rel=0.05)
     assert fit.round_postgres == pytest.approx(PROFILE.round_postgres, rel=0.01)
 
 

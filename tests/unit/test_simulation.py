@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation import JITTER, Cost, Host, Outage, Profile, Site, simulate
+from benchmarks.processes import JITTER, Host
+from benchmarks.simulation import TURNS_OF_REPORT, Cost, Outage, Profile, Site, simulate
 
 FREE = Profile(Cost(0, 0), Cost(0, 0))
 MANY_JOBS = 100_000
@@ -33,6 +34,24 @@ def test_a_single_connection_waits_for_each_part_in_turn() -> None:
     assert found.rate == pytest.approx(100, rel=0.01)
     assert found.batch == 1
     assert found.quantile(0.5) == pytest.approx(0.007, rel=0.05)
+
+
+def test_reports_that_share_a_turn_cost_less() -> None:
+    profile = replace(FREE, turn_replica=0.001, redis=Cost(1e-4, 0))
+    alone = simulate(Site(1, 1, 1, 0, connections=1), profile, seconds=5)
+    many = simulate(Site(1, 1, 50, 0, connections=1), profile, seconds=5)
+    assert alone.turns_per_report("replica") == pytest.approx(TURNS_OF_REPORT, rel=0.01)
+    assert many.turns_per_report("replica") < 0.5
+    assert many.rate > 10 * alone.rate
+
+
+def test_processes_wait_for_a_core() -> None:
+    """A short use waits behind long ones of other processes, up to a time slice each."""
+    profile = Profile(Cost(0.02, 0), Cost(1e-4, 0), load=1e-4)
+    free = simulate(Site(4, 1, 4, 0, connections=1), profile, seconds=5)
+    shared = simulate(Site(4, 1, 4, 0, connections=1, host=Host(1)), profile, seconds=5)
+    assert free.rate == pytest.approx(4 / 0.0202, rel=0.02)
+    assert shared.rate == pytest.approx(1 / 0.0202, rel=0.05)
 
 
 def test_reports_that_share_a_call_cost_less() -> None:
