@@ -230,7 +230,7 @@ ETA = {
     "expected_at": AT,
     "between": [EARLIER, AT],
     "confidence": 0.8,
-    "because": "it has moved 1.0 s in a second for an hour",
+    "because": "it has moved 1 s in a second for an hour",
 }
 
 _OF_STAGE = {"input_watermark": None, "status": "active"}
