@@ -274,7 +274,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
             _summary(
                 "scores", STAGES[LAST], health="no_worker", problems=1, because=PROBLEM["because"]
             ),
-            _summary(QUIET, stage("console", NEW_YEAR)),
+            _summary(QUIET, stage("console", NEW_YEAR), slowest_ended=True),
         ],
         "matching": 2,
         "total": 2,
