@@ -33,8 +33,8 @@ class StepBody(Struct, frozen=True):
     health: Annotated[
         Health | UnsetType,
         Meta(
-            description="`idle`, `ended` or `final`: the stage does not wait, and its watermark stands"
-            " for this reason. Absent: another health"
+            description="`idle` or `ended`, of a stage above the explained one: the stage does not wait,"
+            " and its watermark stands for this reason. Absent: another health"
         ),
     ] = UNSET
 
@@ -133,18 +133,20 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         iso(found.view.advanced_at_ms),
         found.because,
         found.remedy,
-        [_step_body(each) for each in found.path],
+        [_step_body(each, found.stage) for each in found.path],
         [_holder_body(root, each) for each in found.holders],
         found.holders_total,
         [retired_body(each) for each in found.retired] or UNSET,
     )
 
 
-_RESTS: Final = frozenset({Health.IDLE, Health.ENDED, Health.FINAL})
+_RESTS: Final = frozenset({Health.IDLE, Health.ENDED})
 
 
-def _step_body(of: PathStep) -> StepBody:
-    return StepBody(of.stage, of.step, of.health if of.health in _RESTS else UNSET)
+def _step_body(of: PathStep, explained: str) -> StepBody:
+    # The health of the explained stage is in the response anyway.
+    rests = of.stage != explained and of.health in _RESTS
+    return StepBody(of.stage, of.step, of.health if rests else UNSET)
 
 
 def retired_body(found: Retirement) -> RetiredBody:
