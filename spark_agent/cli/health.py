@@ -99,6 +99,11 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     'active, input ended'
     >>> stage_text({"status": "active", "health": "ok", "slowest": "taps", "slowest_ended": True})
     'active, taps has ended'
+
+    A range that reports again, after its retirement has made the stage final, is late.
+
+    >>> stage_text({"status": "final", "ranges": {"total": 3, "final": 1, "idle": 0, "retired": 1}})
+    'final, late ranges 1, retired 1'
     """
     health = stage.get("health")
     is_sound = health in {None, "ok"}
@@ -107,8 +112,17 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     if is_sound and stage.get("slowest_ended"):
         ended = [f"{stage.get('slowest')} has ended"]
     retired = stage.get("ranges", {}).get("retired", 0)
-    marks = [(retired, "retired"), (throttled, "throttled")]
+    marks = [(_late_ranges(stage), "late ranges"), (retired, "retired"), (throttled, "throttled")]
     return ", ".join([word, *ended, *(f"{mark} {count:,}" for count, mark in marks if count)])
+
+
+def _late_ranges(stage: WatermarkAnswer | JobSummary) -> int:
+    """Return the number of ranges of a final stage whose rows are late: those that are not final."""
+    counts = stage.get("ranges", {})
+    if stage["status"] != "final":
+        return 0
+    done = (counts.get(kind, 0) for kind in ("final", "idle", "retired"))
+    return max(0, counts.get("total", 0) - sum(done))
 
 
 def range_text(
