@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.support.server import Service
 from tests.unit.agent.test_inspection import run
 from tests.web.conftest import Opened
+from tests.web.test_graph import FAULTS
 from tests.web.tour import HEALTH, MARKS, STAGES, Tour
 
 WORDS: Final = {
@@ -178,6 +179,17 @@ def test_a_retired_range_is_not_ahead_of_the_lowest(tour: Tour, open_page: Opene
     with open_page("#/jobs/tour/stages/payments?show=retired") as page:
         cell = page.locator('.ranges td[data-label="Ahead of the lowest"]')
         expect(cell).to_have_text("–")  # noqa: RUF001
+
+
+def test_the_graph_is_whole_on_the_first_screen_of_a_laptop(tour: Tour, open_page: Opened):
+    """Five of the twelve stages were in view."""
+    with open_page("#/jobs/tour", width=1_366, height=768) as page:
+        expect(page.locator(".problems li")).to_have_count(3)
+        expect(page.locator(".because")).to_be_visible()
+        expect(page.locator(".in-view")).to_have_count(0)
+        assert page.evaluate(FAULTS) == []
+        for stage in STAGES:
+            expect(page.locator(f'a[data-stage="{stage}"] .box')).to_be_in_viewport(ratio=1)
 
 
 def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opened):

@@ -19,6 +19,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {{total: number, reported: number, idle: number, final: number, leased: number}} ranges
  * @property {string} updated_at
  * @property {number | null} [processing_watermark]
+ * @property {number | null} [system_lag_ms]
  * @property {number} [records]
  * @property {number} [late]
  * @property {number | null} [corrections]

@@ -44,3 +44,7 @@ export function fitted(text, font, width) {
   }
   return cut(fits);
 }
+
+/** The first of some texts that has room, else the last one, shortened. @param {string[]} texts */
+export const firstFitted = (texts, font, width) =>
+  fitted(texts.find((each) => widthOf(each, font) <= width) ?? texts.at(-1), font, width);

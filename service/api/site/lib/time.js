@@ -65,6 +65,9 @@ export function duration(ms) {
   return rest ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
 }
 
+/** A duration as text with its largest unit alone, and what follows its units. @param {string} text */
+export const coarse = (text) => text.replace(/^(\S+ \S+) \d+ (?:d|h|min|s)\b/, "$1");
+
 /** How far an event time is behind the clock, or ahead of it, as text. The end of time is neither. */
 export function lagText(ms, nowMs) {
   if (ms === null || ms === undefined || isEnd(ms)) return "–";

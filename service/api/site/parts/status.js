@@ -1,5 +1,6 @@
 /** How a stage stands, by sign and by word: never by colour alone. Its health comes before its status. */
 import { html } from "../lib/html.js";
+import { duration, isInstant } from "../lib/time.js";
 
 const KINDS = {
   failed: ["✕", "failed", "The last run failed"],
@@ -27,6 +28,18 @@ const known = (kind) => KINDS[kind] ?? ["○", kind, ""];
 export const isUnwell = (kind) => UNWELL.has(kind);
 export const signOf = (kind) => known(kind)[0];
 export const wordOf = (kind) => known(kind)[1];
+
+/** Without work that ages: the lag of such a stage is as the service has computed it, and does not count on. */
+const RESTING = new Set(["idle", "ended", "final"]);
+
+/**
+ * The system lag as text. Null: it is not known.
+ * @param {import("../lib/job-store.js").Stage | undefined} stage @param {number} nowMs
+ */
+export function systemLag(stage, nowMs) {
+  if (!isInstant(stage?.processing_watermark)) return null;
+  return duration(RESTING.has(kindOf(stage)) ? stage.system_lag_ms : Math.max(0, nowMs - stage.processing_watermark));
+}
 
 /** @param {{of: {status?: string, health?: string | null} | undefined}} props */
 export function Status({ of }) {

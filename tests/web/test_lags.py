@@ -1,0 +1,40 @@
+"""Lags and durations, as the page writes them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.web.conftest import Opened
+
+AT: Final = 1_767_225_600_000
+LAGS: Final = """async ([stages, now]) => {
+  const { systemLag } = await import("/site/parts/status.js");
+  return stages.map((each) => systemLag(each, now));
+}"""
+
+
+def _stage(health: str) -> dict[str, Any]:
+    return {"health": health, "processing_watermark": AT, "system_lag_ms": 0}
+
+
+def test_the_system_lag_of_a_stage_without_work_does_not_count_on(open_page: Opened):
+    """Between two answers of the service, it rose by seconds."""
+    stages = [_stage(each) for each in ("idle", "ended", "final", "ok", "no_worker")]
+    with open_page() as page:
+        shown = page.evaluate(LAGS, [stages, AT + 61_000])
+        assert shown == ["0 s", "0 s", "0 s", "1 min 1 s", "1 min 1 s"]
+        unknown = {**_stage("silent"), "processing_watermark": None}
+        assert page.evaluate(LAGS, [[unknown], AT]) == [None]
+
+
+COARSE: Final = """async (texts) => {
+  const { coarse } = await import("/site/lib/time.js");
+  return texts.map(coarse);
+}"""
+
+
+def test_a_lag_without_its_smaller_unit(open_page: Opened):
+    with open_page() as page:
+        texts = ["7 h 59 min ahead", "59 min 59 s", "7 s", "2 y 3 d"]
+        shorter = ["7 h ahead", "59 min", "7 s", "2 y"]
+        assert page.evaluate(COARSE, texts) == shorter
