@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from service.aggregator.states import StageState
-from service.frontier.health import Health
 from service.frontier.throttle import ThrottleView
 
 
@@ -65,9 +64,11 @@ SILENCE = Changes(())
 """Sent after a long time without a change (`feeds.HEARTBEAT_S`)."""
 
 
-def health_of(state: StageState) -> Health | None:
-    """Return the health of a stage; None: not derived."""
-    return None if state.soft is None else state.soft.health
+def health_of(state: StageState) -> str:
+    """Return the health of a stage, and whether its input has ended; empty: not derived."""
+    if state.soft is None:
+        return ""
+    return f"{state.soft.health}, input ended" if state.soft.input_ended else state.soft.health
 
 
 def checksum_of(states: Iterable[StageState]) -> str:

@@ -155,7 +155,7 @@ class Feed:
             for name, state in states.items()
             if (previous := self._states.get(name)) is not None
             and previous.view.version == state.view.version
-            and health_of(previous) is not health_of(state)
+            and health_of(previous) != health_of(state)
         ]
         if fresh or unwell or removed:
             self._move()

@@ -38,6 +38,7 @@ from service.frontier.health import (
     counted_ranges,
     healths,
     holds_back,
+    holds_back_next,
     silent_ranges,
     stalled_ranges,
     waiting_stages,
@@ -69,6 +70,8 @@ class Problem:
     """Some of these ranges, the lowest promises first."""
     holds_back: Sequence[str]
     """The downstream stages that wait for it, in the pipeline's order."""
+    holds_back_next: Sequence[str]
+    """The downstream stages that do not wait for it yet. See `service.frontier.health`."""
     because: str
     remedy: str
     """The next thing to do."""
@@ -77,6 +80,12 @@ class Problem:
     def severity(self) -> Severity:
         """The severity of its health."""
         return SEVERITIES[self.health]
+
+    @property
+    def cause(self) -> str:
+        """Its sentence, with the name of a single range."""
+        named = f" (range {self.examples[0]})" if self.ranges == 1 and self.examples else ""
+        return self.because + named
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,7 @@ class Examiner:
                 continue
             for trouble in await self.troubles(view, name, seen, now):
                 below = holds_back(view.pipeline, name, watermarks, waiting)
+                later = holds_back_next(view.pipeline, name, watermarks, below)
                 problems.append(
                     Problem(
                         view.name,
@@ -144,6 +154,7 @@ class Examiner:
                         trouble.ranges,
                         trouble.examples,
                         below,
+                        later,
                         trouble.because,
                         trouble.remedy,
                     )

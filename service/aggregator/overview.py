@@ -48,6 +48,11 @@ class JobSummary:
         """Status of the slowest stage: if this stage is final, so is the job."""
         return self.view.watermark.status
 
+    @property
+    def slowest_ended(self) -> bool:
+        """True if the last run of the slowest stage has finished."""
+        return self.found is not None and self.found.stages.get(self.stage) is Health.ENDED
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:

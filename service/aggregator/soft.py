@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.aggregator.conditions import Condition, count_conditions
 from service.aggregator.health import Examiner, are_steady
@@ -25,8 +25,7 @@ from service.frontier.facts import (
     processing_watermark,
     work_since,
 )
-from service.frontier.graph import Pipeline
-from service.frontier.health import Health, Outcome
+from service.frontier.health import Health, Outcome, stages_below_ended
 from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.model.jobs import JobView
@@ -68,6 +67,8 @@ class SoftState:
     health: Health
     conditions: Mapping[Condition, int] | None
     """Number of ranges of each condition. See `count_conditions`."""
+    input_ended: bool = False
+    """True if it waits for an input that has ended. See `stages_below_ended`."""
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]
@@ -214,7 +215,7 @@ class SoftStates:
             now, observed = await self._live.observe(job, above)
             shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
-            states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
+            states = _derive(view, above, observed, shown, wanted, healths, now.wall_ms)
             steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
             steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
@@ -245,7 +246,7 @@ def _follow_clock(states: Mapping[str, SoftState], now_ms: int) -> bool:
 
 
 def _derive(
-    pipeline: Pipeline,
+    job: JobView,
     above: Collection[str],
     observed: Mapping[str, StageObservation],
     shown: Mapping[str, Mapping[str, int]],
@@ -255,8 +256,10 @@ def _derive(
 ) -> dict[str, SoftState]:
     since: dict[str, int] = {}
     states: dict[str, SoftState] = {}
+    watermarks = {name: job.stages[name].watermark for name in above}
+    below_ended = stages_below_ended(job.pipeline, watermarks, healths)
     for name in above:
-        stage, seen = pipeline.stages[name], observed.get(name)
+        stage, seen = job.pipeline.stages[name], observed.get(name)
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
         own = [] if seen is None else [_work_since(seen)]
         found = join_work([*own, *upstream])
@@ -270,6 +273,7 @@ def _derive(
                 {} if seen is None else _percentiles(stage.policy.percentiles, seen),
                 healths[name],
                 _NO_RANGES if seen is None else count_conditions(seen),
+                name in below_ended,
             )
     return states
 
@@ -314,17 +318,18 @@ def _missing(state: SoftState) -> set[str]:
 
 def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
     counts = state.counts
-    return SoftState(
-        None if state.processing_ms is None else marks.get(_PROCESSING, state.processing_ms),
-        Counts(
+    return replace(
+        state,
+        processing_ms=None
+        if state.processing_ms is None
+        else marks.get(_PROCESSING, state.processing_ms),
+        counts=Counts(
             marks.get(_RECORDS, counts.records),
             marks.get(_LATE, counts.late),
             marks.get(_CORRECTIONS, counts.corrections),
         ),
-        {
+        percentiles={
             p: None if value is None else marks.get(f"p{p}", value)
             for p, value in state.percentiles.items()
         },
-        state.health,
-        state.conditions,
     )

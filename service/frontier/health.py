@@ -305,3 +305,64 @@ def holds_back(
             if any(each == root or each in held for each in slowest):
                 held.append(name)
     return held
+
+
+def holds_back_next(
+    pipeline: Pipeline,
+    root: str,
+    watermarks: Mapping[str, StageWatermark],
+    held: Collection[str],
+) -> list[str]:
+    """Return the downstream stages that do not wait for this one yet, in the pipeline's order: another
+    input, or a range of their own, is lower. Once this has passed, they wait.
+
+    `held`: the stages that wait for it now, as in `holds_back`. A stage does not wait for an idle input.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import ShardLayout
+    >>> one = Stage((), ShardLayout.of("0"))
+    >>> flow = Pipeline({"s": one, "t": one, "u": Stage(("s", "t")), "v": Stage(("u",))})
+    >>> at = {"s": StageWatermark(output=9), "t": StageWatermark(output=5)}
+    >>> at |= {"u": StageWatermark(5, 5), "v": StageWatermark(5, 5)}
+    >>> holds_back_next(flow, "s", at, ()), holds_back_next(flow, "t", at, ("u", "v"))
+    (['u', 'v'], [])
+    """
+    below = {root}
+    for name in pipeline.order:
+        counted = (each for each in pipeline.stages[name].inputs if not watermarks[each].idle)
+        if watermarks[name].status is not Status.FINAL and not below.isdisjoint(counted):
+            below.add(name)
+    return [name for name in pipeline.order if name in below - {root, *held}]
+
+
+def stages_below_ended(
+    pipeline: Pipeline,
+    watermarks: Mapping[str, StageWatermark],
+    found: Mapping[str, Health],
+) -> frozenset[str]:
+    """Return the sound stages that wait for an input whose last run has finished, or for such a stage:
+    they move up to this input, and no further.
+
+    `found`: the healths, in an order in which inputs come first.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import ShardLayout
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",)), "v": Stage(("u",))})
+    >>> at = dict.fromkeys("suv", StageWatermark(9, 9))
+    >>> sorted(stages_below_ended(flow, at, {"s": Health.ENDED, "u": Health.OK, "v": Health.OK}))
+    ['u', 'v']
+    >>> stages_below_ended(flow, at, {"s": Health.OK, "u": Health.ENDED, "v": Health.FAILED})
+    frozenset()
+    """
+    below: set[str] = set()
+    for name, health in found.items():
+        inputs = pipeline.stages[name].inputs
+        stand = {each for each in inputs if found.get(each) is Health.ENDED} | below & {*inputs}
+        # The usual case first: nothing has ended.
+        if (
+            health is Health.OK
+            and stand
+            and not stand.isdisjoint(slowest_inputs(inputs, watermarks))
+        ):
+            below.add(name)
+    return frozenset(below)

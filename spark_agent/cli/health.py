@@ -92,12 +92,23 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     ('no worker', 'active')
     >>> stage_text({"status": "active", "ranges": {"retired": 2}}, throttled=1)
     'active, retired 2, throttled 1'
+
+    A stage below an input that has ended, and a job whose slowest stage has ended, do not move.
+
+    >>> stage_text({"status": "active", "input_ended": True})
+    'active, input ended'
+    >>> stage_text({"status": "active", "health": "ok", "slowest": "taps", "slowest_ended": True})
+    'active, taps has ended'
     """
     health = stage.get("health")
-    word = stage["status"] if health in {None, "ok"} else health_text(health)
+    is_sound = health in {None, "ok"}
+    word = stage["status"] if is_sound else health_text(health)
+    ended = ["input ended"] if stage.get("input_ended") else []
+    if is_sound and stage.get("slowest_ended"):
+        ended = [f"{stage.get('slowest')} has ended"]
     retired = stage.get("ranges", {}).get("retired", 0)
     marks = [(retired, "retired"), (throttled, "throttled")]
-    return ", ".join([word, *(f"{mark} {count:,}" for count, mark in marks if count)])
+    return ", ".join([word, *ended, *(f"{mark} {count:,}" for count, mark in marks if count)])
 
 
 def range_text(
@@ -144,9 +155,12 @@ def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:
 
 
 def _line(problem: ProblemLine) -> str:
-    held = problem["holds_back"]
+    held, later = problem["holds_back"], problem.get("holds_back_next", ())
     wait = "wait" if len(held) > 1 else "waits"
     waiting = f"; {', '.join(held)} {wait} for {problem['stage']}" if held else ""
+    do = "do" if len(later) > 1 else "does"
+    if later:
+        waiting += f"; {', '.join(later)} {do} not wait for {problem['stage']} yet"
     single = problem["examples"] if problem["ranges"] == 1 else ()
     named = f" (range {single[0]})" if single else ""
     return f"{health_text(problem['health'])}: {problem['because']}{named}{waiting}"

@@ -127,7 +127,9 @@ def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [
-        each for each in problems_of(client, job) if stage in {each["stage"], *each["holds_back"]}
+        each
+        for each in problems_of(client, job)
+        if stage in {each["stage"], *each["holds_back"], *each.get("holds_back_next", ())}
     ]
     promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
     throttled = throttled_shards(client, job)

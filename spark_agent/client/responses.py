@@ -80,6 +80,8 @@ class ProblemLine(TypedDict):
     ranges: int
     examples: Sequence[str]
     holds_back: Sequence[str]
+    holds_back_next: NotRequired[Sequence[str]]
+    """Stages that do not wait for it yet: another input, or a range of their own, is lower."""
     because: str
     remedy: str
 
@@ -112,6 +114,11 @@ class JobSummary(TypedDict):
     health: Health | None
     problems: int
     because: str | None
+    slowest_ended: NotRequired[bool]
+    cause: NotRequired[str]
+    """The worst problem as lists show it: as `because`, with the name of a single range."""
+    holds_back: NotRequired[Sequence[str]]
+    holds_back_next: NotRequired[Sequence[str]]
 
 
 class OverviewAnswer(TypedDict):
@@ -142,6 +149,8 @@ class WatermarkAnswer(TypedDict):
     version: int
     status: str
     health: NotRequired[Health | None]
+    input_ended: NotRequired[bool]
+    """True if the stage is sound, and waits for an input whose last run has finished."""
     input_watermark: int | None
     output_watermark: int | None
     ranges: RangeCounts

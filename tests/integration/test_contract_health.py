@@ -150,6 +150,39 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     assert await gauge.api().health("clicks") == "no_worker"
 
 
+async def test_a_stage_below_an_input_that_has_ended_is_not_expected_to_move(job: Api):
+    run = await job.run("clicks", "sessions")
+    clicks = await job.token("clicks", run=run)
+    sessions = await job.token("sessions", run=run)
+    await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
+    await job.report("sessions", sessions, {LEFT: {}, RIGHT: {}}, input_watermark=10)
+    taps = await job.token("taps", ttl_ms=600_000)
+    await job.report("taps", taps, {"0": 5})
+    await job.end(run, "finished")
+    assert [name for name, each in (await job.snapshot()).items() if "input_ended" in each] == []
+    await job.report("taps", taps, {"0": 99})
+    both = ok(await job.get_watermark("both"))
+    assert (both["status"], both["health"], both["input_ended"]) == ("active", "ok", True)
+    [listed] = ok(await job.client.get("/v1/overview"))["jobs"]
+    assert (listed["slowest"], listed["slowest_ended"]) == ("clicks", True)
+    assert not listed.keys() & {"cause", "holds_back", "holds_back_next"}
+
+
+async def test_a_stage_that_will_wait_for_an_input_is_named(job: Api):
+    tokens = await all_well(job)
+    await job.client.post(f"{job.root}/leases/release", json={"tokens": [tokens["taps"]]})
+    [found] = (await job.problems())["problems"]
+    assert (found["stage"], found["holds_back"], found["holds_back_next"]) == ("taps", [], ["both"])
+    [listed] = ok(await job.client.get("/v1/overview"))["jobs"]
+    assert listed["cause"] == f"{found['because']} (range 0)"
+    assert (listed["holds_back_next"], "holds_back" in listed) == (["both"], False)
+    # Once the lower input has passed, the stage waits.
+    await job.report("clicks", tokens["clicks"], dict.fromkeys(CLICKS, 100))
+    await job.report("sessions", tokens["sessions"], {LEFT: {}, RIGHT: {}}, input_watermark=100)
+    [found] = (await job.problems())["problems"]
+    assert (found["holds_back"], "holds_back_next" in found) == (["both"], False)
+
+
 @pytest.mark.parametrize(
     ("outcome", "health", "says"),
     [

@@ -25,6 +25,15 @@ Next = Annotated[
 ]
 
 
+HoldsBackNext = Annotated[
+    list[str] | UnsetType,
+    Meta(
+        description="The downstream stages that do not wait for it yet: another input, or a range of"
+        " their own, is lower. Once this has passed, they wait. Absent: none"
+    ),
+]
+
+
 class ProblemBody(Struct, frozen=True):
     """An RFC 9457 problem. It may have more members."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from service.aggregator import JobHealth, Problem
-from service.api.responses.common import Count, Instant
+from service.api.responses.common import Count, HoldsBackNext, Instant
 from service.frontier.health import Health, Severity
 from service.frontier.timestamps import iso
 
@@ -36,6 +36,7 @@ class ProblemLine(Struct, frozen=True):
     holds_back: Annotated[list[str], Meta(description="The downstream stages that wait for it")]
     because: Annotated[str, Meta(description="The problem in one sentence, with times in UTC")]
     remedy: Annotated[str, Meta(description="The next thing to do, for the person on call")]
+    holds_back_next: HoldsBackNext = UNSET
 
 
 class JobProblemsBody(Struct, frozen=True):
@@ -81,4 +82,5 @@ def _line(problem: Problem) -> ProblemLine:
         list(problem.holds_back),
         problem.because,
         problem.remedy,
+        list(problem.holds_back_next) or UNSET,
     )

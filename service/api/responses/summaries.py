@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.aggregator import (
     Condition,
@@ -12,7 +12,7 @@ from service.aggregator import (
     Overview,
     RangeSummary,
 )
-from service.api.responses.common import Count, Instant, Watermark, instant
+from service.api.responses.common import Count, HoldsBackNext, Instant, Watermark, instant
 from service.api.responses.ranges import Stalled
 from service.frontier.graph import Status
 from service.frontier.health import Health
@@ -102,6 +102,22 @@ class JobSummaryBody(Struct, frozen=True):
     health: Annotated[Health | None, Meta(description="The worst of all stages; null: unknown")]
     problems: Annotated[int, Meta(ge=0, description="Number of its root causes")]
     because: Annotated[str | None, Meta(description="The worst root cause, in one sentence")]
+    slowest_ended: Annotated[
+        bool | UnsetType,
+        Meta(description="true: the last run of the slowest stage has finished. Absent: not so"),
+    ] = UNSET
+    cause: Annotated[
+        str | UnsetType,
+        Meta(
+            description="The worst root cause as lists show it: as `because`, with the name of a single"
+            " range. Absent: none"
+        ),
+    ] = UNSET
+    holds_back: Annotated[
+        list[str] | UnsetType,
+        Meta(description="The downstream stages that wait for this cause. Absent: none"),
+    ] = UNSET
+    holds_back_next: HoldsBackNext = UNSET
 
 
 class OverviewBody(Struct, frozen=True):
@@ -166,6 +182,7 @@ def overview_body(found: Overview, now_ms: int) -> OverviewBody:
 def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
     output = found.view.watermark.output
     problems = () if found.found is None else found.found.problems
+    worst = problems[0] if problems else None
     return JobSummaryBody(
         found.job.name,
         len(found.job.stages),
@@ -176,5 +193,9 @@ def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
         iso(found.view.advanced_at_ms),
         None if found.found is None else found.found.health,
         len(problems),
-        problems[0].because if problems else None,
+        None if worst is None else worst.because,
+        found.slowest_ended or UNSET,
+        UNSET if worst is None else worst.cause,
+        UNSET if worst is None else list(worst.holds_back) or UNSET,
+        UNSET if worst is None else list(worst.holds_back_next) or UNSET,
     )

@@ -61,6 +61,14 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    input_ended: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="true: the stage is sound, and waits for an input whose last run has finished,"
+            " or for such a stage: it moves up to this input, and no further. Absent: not so, or"
+            " unknown. It changes with the health"
+        ),
+    ] = UNSET
     processing_watermark: (
         Annotated[
             int | None,
@@ -181,6 +189,7 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
         if percentile is None
         else to_wire(state.percentile(percentile)),
         health=None if soft is None else soft.health,
+        input_ended=(soft is not None and soft.input_ended) or UNSET,
         processing_watermark=processing_ms,
         system_lag_ms=None if processing_ms is None else max(0, state.now_ms - processing_ms),
         data_lag_ms=data_lag_ms(output, state.now_ms),
