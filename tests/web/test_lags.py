@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Final
 
 from tests.web.conftest import Opened
 
+DATA: Final = Path(__file__).resolve().parents[1] / "data"
 AT: Final = 1_767_225_600_000
 LAGS: Final = """async ([stages, now]) => {
   const { systemLag } = await import("/site/parts/status.js");
@@ -27,6 +30,20 @@ def test_the_system_lag_of_a_stage_without_work_does_not_count_on(open_page: Ope
         assert page.evaluate(LAGS, [[unknown], AT]) == [None]
 
 
+DURATIONS: Final = """async (all) => {
+  const { duration } = await import("/site/lib/time.js");
+  return all.map(duration);
+}"""
+
+
+def test_durations_have_the_rule_of_the_service(open_page: Opened):
+    vectors = json.loads((DATA / "durations.json").read_text(encoding="utf-8"))["texts"]
+    with open_page() as page:
+        shown = page.evaluate(DURATIONS, [each["ms"] for each in vectors])
+        assert shown == [each["text"] for each in vectors]
+        assert page.evaluate(DURATIONS, [None, -61_000, 1.5]) == ["–", "−1 min 1 s", "1 ms"]  # noqa: RUF001
+
+
 COARSE: Final = """async (texts) => {
   const { coarse } = await import("/site/lib/time.js");
   return texts.map(coarse);
@@ -35,6 +52,6 @@ COARSE: Final = """async (texts) => {
 
 def test_a_lag_without_its_smaller_unit(open_page: Opened):
     with open_page() as page:
-        texts = ["7 h 59 min ahead", "59 min 59 s", "7 s", "2 y 3 d"]
-        shorter = ["7 h ahead", "59 min", "7 s", "2 y"]
+        texts = ["7 h 59 min ahead", "59 min 59 s", "7.2 s", "2 d 3 h"]
+        shorter = ["7 h ahead", "59 min", "7.2 s", "2 d"]
         assert page.evaluate(COARSE, texts) == shorter
