@@ -55,3 +55,21 @@ def test_a_lag_without_its_smaller_unit(open_page: Opened):
         texts = ["7 h 59 min ahead", "59 min 59 s", "7.2 s", "2 d 3 h"]
         shorter = ["7 h ahead", "59 min", "7.2 s", "2 d"]
         assert page.evaluate(COARSE, texts) == shorter
+
+
+UNBROKEN: Final = """async (texts) => {
+  const { unbroken } = await import("/site/lib/text.js");
+  return texts.map((each) => unbroken(each).replaceAll("\\u00a0", "_"));
+}"""
+
+
+def test_a_moment_and_a_number_with_its_unit_stay_on_one_line(open_page: Opened):
+    texts = {
+        "at 2026-01-02 03:04:05Z, by phone": "at 2026-01-02_03:04:05Z, by phone",
+        "since 2026-01-01 22:30 (gone)": "since 2026-01-01_22:30 (gone)",
+        "for 3 min 20 s, then 1 s-2": "for 3_min_20_s, then 1 s-2",
+        "in 7.2 s. In 80 of 100": "in 7.2_s. In 80 of 100",
+        "1 d 2 hours, 4,748 d 8 h": "1_d 2 hours, 4,748_d_8_h",
+    }
+    with open_page() as page:
+        assert page.evaluate(UNBROKEN, list(texts)) == list(texts.values())

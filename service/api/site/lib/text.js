@@ -1,4 +1,4 @@
-/** Texts that fit their place: measured as the browser draws them, and shortened in the middle. */
+/** Texts that fit their place: measured as the browser draws them, shortened in the middle, or not broken within a value. */
 
 const MOST_KEPT = 20_000;
 
@@ -48,3 +48,9 @@ export function fitted(text, font, width) {
 /** The first of some texts that has room, else the last one, shortened. @param {string[]} texts */
 export const firstFitted = (texts, font, width) =>
   fitted(texts.find((each) => widthOf(each, font) <= width) ?? texts.at(-1), font, width);
+
+/** Moments, and numbers with their units. */
+const VALUES = /\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?Z?|\d[\d,.]* (?:d|h|min|s|ms|%)(?![\w-])(?: \d+ (?:h|min|s)(?![\w-]))?/g;
+
+/** The text with moments and numbers that a line cannot break: their spaces are no-break spaces. @param {string} text */
+export const unbroken = (text) => text.replace(VALUES, (value) => value.replaceAll(" ", "\u00a0"));

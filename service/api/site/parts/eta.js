@@ -3,6 +3,7 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed, go } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
@@ -39,13 +40,13 @@ function Answer({ route, at, zone, nowMs }) {
 }
 
 function sentence(data, stage, zone, nowMs) {
-  const at = instant(data.at, zone);
+  const at = unbroken(instant(data.at, zone));
   const because = moments(data.because, zone);
   if (data.reached) return html`<strong>${stage} has reached ${at}</strong>: ${because}.`;
   if (data.expected_at === null) return html`<strong>An estimate for ${at} is not possible</strong>: ${because}.`;
   const expected = fromIso(data.expected_at);
   const [low, high] = data.between.map(fromIso);
-  return html`<strong>${stage} reaches ${at} at about ${minute(expected, zone)}, in ${duration(Math.max(0, expected - nowMs))}.</strong>
-    ${" "}In ${Math.round(data.confidence * 100)} of 100 cases, the moment is between ${instant(low, zone)} and
-    ${" "}${instant(high, zone)}: ${because}.`;
+  return html`<strong>${stage} reaches ${at} at about ${unbroken(minute(expected, zone))}, in ${unbroken(duration(Math.max(0, expected - nowMs)))}.</strong>
+    ${" "}In ${Math.round(data.confidence * 100)} of 100 cases, the moment is between ${unbroken(instant(low, zone))} and
+    ${" "}${unbroken(instant(high, zone))}: ${because}.`;
 }

@@ -7,6 +7,7 @@
 import { html, useRef } from "../lib/html.js";
 import { darkest, heatOf, isAlarm, isWaitedFor, scaleOf } from "../lib/heat.js";
 import { changed, go } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { counted, duration, instant, isEnd } from "../lib/time.js";
 
 /** @param {{summary: any, route: any, zone: import("../lib/time.js").Zone, health: string | null | undefined, ended: boolean}} props */
@@ -42,8 +43,8 @@ export function HeatMap({ summary, route, zone, health, ended }) {
         title=${label(bucket, zone, ended)} onFocus=${focus(k)} onClick=${() => open(bucket)}>${sign(bucket, ended)}</button>`)}
     </div>
     <p class="legend" aria-hidden="true">
-      <span class="entry"><span class="key level0"></span> up to ${duration(scale.usual)} behind the furthest
-        <span class="key level2"></span> <span class="key level4"></span> ${duration(darkest(scale))} or more</span>${" "}
+      <span class="entry"><span class="key level0"></span> up to ${unbroken(duration(scale.usual))} behind the furthest
+        <span class="key level2"></span> <span class="key level4"></span> ${unbroken(duration(darkest(scale)))} or more</span>${" "}
       <span class="entry"><span class="key never"></span> ? never reported</span>${" "}
       <span class="entry">${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}</span>${" "}
       <span class="entry"><span class="key idle"></span> z idle</span>${" "}

@@ -3,6 +3,7 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
 import { HeatMap } from "./heat-map.js";
 import { Retire } from "./retire.js";
@@ -63,7 +64,7 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
       <th scope="row">${each.range}</th>
       <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
-      <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? duration(Math.max(0, each.promise - lowest)) : "–"}</td>
+      <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? unbroken(duration(Math.max(0, each.promise - lowest))) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
       <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>
@@ -84,6 +85,6 @@ function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
 
 const SETTLED = new Set(["final", "retired"]);
 
-const since = (iso, nowMs) => (iso ? duration(Math.max(0, nowMs - fromIso(iso))) : "–");
+const since = (iso, nowMs) => (iso ? unbroken(duration(Math.max(0, nowMs - fromIso(iso)))) : "–");
 
-const holds = (found, zone) => Object.entries(found).map(([name, at]) => `${name} ${instant(at, zone)}`).join(", ") || "–";
+const holds = (found, zone) => Object.entries(found).map(([name, at]) => unbroken(`${name} ${instant(at, zone)}`)).join(", ") || "–";

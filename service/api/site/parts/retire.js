@@ -1,6 +1,7 @@
 /** Retiring a range, for keys that may: first it is shown which watermarks move, and how far. */
 import { pathOf, send } from "../lib/api.js";
 import { html, useRef, useState } from "../lib/html.js";
+import { unbroken } from "../lib/text.js";
 import { instant, isEnd } from "../lib/time.js";
 
 /** @param {{route: any, range: string, zone: import("../lib/time.js").Zone}} props */
@@ -54,4 +55,4 @@ function Effects({ found, zone }) {
     ${found.held_by && html`<p>Without ${found.range}, the lowest range of ${found.stage} is ${found.held_by}.</p>`}`;
 }
 
-const place = (at, zone) => (at === null ? "none" : isEnd(at) ? "the end of time" : instant(at, zone));
+const place = (at, zone) => (at === null ? "none" : isEnd(at) ? "the end of time" : unbroken(instant(at, zone)));
