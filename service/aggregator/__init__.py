@@ -4,7 +4,7 @@ from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.conditions import Condition
 from service.aggregator.definitions import Limits, Precondition
-from service.aggregator.explain import Explanation
+from service.aggregator.explain import Explanation, PathStep
 from service.aggregator.feed_changes import Change, Changes
 from service.aggregator.health import JobHealth, Problem
 from service.aggregator.history import PastWatermark
@@ -33,6 +33,7 @@ __all__ = [
     "Limits",
     "Overview",
     "PastWatermark",
+    "PathStep",
     "Precondition",
     "Problem",
     "RangeSummary",

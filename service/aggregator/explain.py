@@ -10,6 +10,14 @@ from typing import Final
 import numpy as np
 
 from service.aggregator.columns import Columns, on_columns
+from service.aggregator.explanation_texts import (
+    because_text,
+    idle_text,
+    limit_text,
+    remedies_text,
+    retired_text,
+    stands_text,
+)
 from service.aggregator.health import Examiner
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.retirements import Retirement, Retirements
@@ -18,15 +26,22 @@ from service.aggregator.troubles import Trouble, ended_text
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
 from service.frontier.columns import counted, lowest
-from service.frontier.durations import duration_text
 from service.frontier.explain import Reason, Step, path
 from service.frontier.graph import Pipeline, StageWatermark, Status
 from service.frontier.health import Health, Outcome
-from service.frontier.throttle import Advice, GroupLimit
-from service.frontier.timestamps import MAX, MIN, iso
+from service.frontier.throttle import Advice
+from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
-from service.model.reports import RangeView
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """A stage on the path from the explained one to the root of its delay."""
+
+    stage: str
+    step: Step
+    health: Health
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,7 @@ class Explanation:
     because: str
     remedy: str | None
     """The next thing to do; None: the cause is not a problem."""
-    path: Sequence[tuple[str, Step]]
+    path: Sequence[PathStep]
     holders: Sequence[HoldingRange]
     """The ranges that hold back the last stage of the path, the longest-holding first."""
     holders_total: int
@@ -79,12 +94,14 @@ class Explainer:
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         above = pipeline.ancestors((stage,))
-        health = (await self._examiner.healths(view, above, observed, now))[stage]
+        healths = await self._examiner.healths(view, above, observed, now)
+        steps = [PathStep(name, step, healths[name]) for name, step in way]
+        health = healths[stage]
         retired = await self._retirements.among(job, observed)
         if step is Step.FINAL or root not in observed:
-            because = f"{stage} is final: nothing more will come" + _retired_text(retired)
+            because = f"{stage} is final: nothing more will come" + retired_text(stage, retired)
             return Explanation(
-                stage, view.stages[stage], health, because, None, way, [], 0, retired
+                stage, view.stages[stage], health, because, None, steps, [], 0, retired
             )
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
@@ -103,47 +120,58 @@ class Explainer:
             )
             for each in views
         ]
-        because = _because(
-            stage, root, holders, held.total, watermarks[root].input, output, root_advice, now_ms
+        because = because_text(
+            stage,
+            health,
+            root,
+            holders,
+            held.total,
+            watermarks[root].input,
+            output,
+            root_advice,
+            now_ms,
         )
         if stage == root and watermarks[stage].status is Status.IDLE:
-            because = _idle(stage, holders, held.total) or because
+            because = idle_text(stage, holders, held.total) or because
         found = await self._problems(view, root, observed[root], now, holders, held.least)
         if found.cause is not None:
-            because = f"{_stands(stage, root, watermarks[stage].output)}: {found.cause}"
+            because = f"{stands_text(stage, health, root, watermarks[stage].output)}: {found.cause}"
         elif holders and holders[0].reason is Reason.BEHIND:
-            because += _may_run(root, holders[0].view, throttle.groups)
-        own = await self._own_problem(view, stage, root, observed, now)
-        besides = "" if own is None else f"; besides, {own.because}"
-        because += found.besides + besides + _retired_text(retired)
+            because += limit_text(root, holders[0].view, throttle.groups)
+        others = await self._problems_below(view, way, observed, now)
+        besides = "".join(f"; besides, {each.because}" for each in others.values())
+        because += found.besides + besides + retired_text(stage, retired)
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            found.remedy or (None if own is None else own.remedy),
-            way,
+            remedies_text(root, found.remedy, {name: each.remedy for name, each in others.items()}),
+            steps,
             holders,
             held.total,
             retired,
         )
 
-    async def _own_problem(
+    async def _problems_below(
         self,
         view: JobView,
-        stage: str,
-        root: str,
+        way: Sequence[tuple[str, Step]],
         observed: Mapping[str, StageObservation],
         now: Instant,
-    ) -> Trouble | None:
-        """Return the worst problem of the explained stage itself; None: it has none, or is the root.
+    ) -> Mapping[str, Trouble]:
+        """Return the worst problem of each stage of the path below its root, from the root down, but of
+        few stages.
 
-        The stage waits for its input first. Once the input has come, the stage waits for itself.
+        A stage waits for its input first. Once the input has come, the stage waits for itself.
         """
-        if stage == root or stage not in observed:
-            return None
-        troubles = await self._examiner.troubles(view, stage, observed[stage], now)
-        return troubles[0] if troubles else None
+        found: dict[str, Trouble] = {}
+        for name, _ in way[-2::-1]:
+            if name in observed and len(found) < _PROBLEMS:
+                troubles = await self._examiner.troubles(view, name, observed[name], now)
+                if troubles:
+                    found[name] = troubles[0]
+        return found
 
     async def _problems(
         self,
@@ -162,7 +190,7 @@ class Explainer:
         """
         first = holders[0].reason if holders else None
         if first is Reason.ENDED and seen.end is not None:
-            return _Problems(f"its last run {ended_text(seen.end, now.wall_ms)}")
+            return _Problems(f"the last run of {root} {ended_text(seen.end, now.wall_ms)}")
         wanted = _WANTED.get(first, _UNATTENDED) if first else ()
         troubles = await self._examiner.troubles(view, root, seen, now)
         cause = next(
@@ -188,8 +216,8 @@ class _Problems:
     remedy: str | None = None
 
 
-_NOTED_FROM_MS: Final = 1_000
-"""Time for which a promise is unchanged before an explanation mentions it."""
+_PROBLEMS: Final = 3
+"""Number of problems of stages below the root that an explanation has."""
 
 _UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)
 _WANTED: Final[Mapping[Reason, tuple[Health, ...]]] = {
@@ -200,24 +228,6 @@ _WANTED: Final[Mapping[Reason, tuple[Health, ...]]] = {
 """Problems that explain a stage, by the reason of its first range: all ranges with the same problem are
 counted, not only the first.
 """
-
-
-def _retired_text(retired: Sequence[Retirement]) -> str:
-    """Write the ranges that are not waited for by an operator's declaration; empty: none."""
-    if not retired:
-        return ""
-    first = retired[0]
-    more = f", and {len(retired) - 1:,} more" if len(retired) > 1 else ""
-    reason = "" if first.because is None else f" ({first.because})"
-    return f"; range {first.range} of {first.stage} is retired{reason}{more}"
-
-
-def _stands(stage: str, root: str, output: int) -> str:
-    if stage != root:
-        return f"{stage} waits for {root}"
-    return (
-        f"{stage} has no watermark" if output == MIN else f"{stage} stands at {time_text(output)}"
-    )
 
 
 def _paused(
@@ -273,108 +283,3 @@ def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
     return _Held(
         indices[longest].tolist(), len(indices), least, None if without == MIN else without
     )
-
-
-def _because(
-    stage: str,
-    root: str,
-    holders: Sequence[HoldingRange],
-    total: int,
-    published_input: int,
-    published_output: int,
-    advice: Mapping[str, Advice],
-    now_ms: int,
-) -> str:
-    if not holders:
-        return f"{stage} waits for {root}, whose ranges are changing: retry"
-    first = holders[0]
-    who = f" (holder {first.view.holder})" if first.view.holder else ""
-    where = f"range {first.view.name}{who}"
-    phrase = _phrase(first, published_input, advice, now_ms) + _unread(first.view)
-    more = f", and {total - 1:,} more" if total > 1 else ""
-    if first.reason is Reason.BEHIND and first.view.promise < published_output:
-        phrase += f", behind {time_text(published_output)}, before which its rows are late"
-    if stage == root:
-        return f"{stage} waits for {where}, which {phrase}{more}"
-    return f"{stage} waits for {root}, where {where} {phrase}{more}"
-
-
-def _idle(stage: str, holders: Sequence[HoldingRange], total: int) -> str:
-    """Write that a stage is idle; empty: its lowest range is not idle."""
-    if not holders or holders[0].reason is not Reason.IDLE:
-        return ""
-    first = holders[0].view
-    who = f" (holder {first.holder})" if first.holder else ""
-    more = f", and {total - 1:,} more" if total > 1 else ""
-    at = ", and has never promised" if first.promise == MIN else f" at {time_text(first.promise)}"
-    return (
-        f"{stage} is idle, and stages below wait for it only without an active input: range"
-        f" {first.name}{who} is idle"
-        f"{at}{more}"
-    )
-
-
-def _may_run(stage: str, shard: RangeView, groups: Sequence[GroupLimit]) -> str:
-    """Write the limit of a shard that waits for its group, if known.
-
-    A query that reads ahead waits before the batch that would exceed its group's limit. Such a shard
-    gets no advice to pause, so the reason is only visible here.
-    """
-    for group in groups:
-        slow = group.held_by
-        is_it = slow is not None and (slow.stage, slow.shard) == (stage, shard.name)
-        if stage in group.stages and group.limit is not None and slow is not None and not is_it:
-            return (
-                f"; its group may run to {time_text(group.limit)}, since shard {slow.shard} of"
-                f" {slow.stage} is at {time_text(slow.promise)}"
-            )
-    return ""
-
-
-def _phrase(
-    holding: HoldingRange, published_input: int, advice: Mapping[str, Advice], now_ms: int
-) -> str:
-    view = holding.view
-    at = "no time" if view.promise == MIN else time_text(view.promise)
-    still_ms = now_ms - view.raised_at_ms if view.raised_at_ms else 0
-    still = f", unchanged for {duration_text(still_ms)}" if still_ms >= _NOTED_FROM_MS else ""
-    oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
-    hold_ms = view.note.holds.get(holding.component or "", MIN)
-    found = advice.get(view.name)
-    work = "" if oldest_ms is None else f"its oldest work has been waiting since {iso(oldest_ms)}"
-    phrases = {
-        Reason.NEVER_REPORTED: "has never reported"
-        + ("" if view.holder else " and is not held by a lease"),
-        Reason.ENDED: f"is at {at}, as the last run has left it{still}",
-        Reason.LEASE_EXPIRED: "has no worker: it is not held by a lease; its promise stays at"
-        f" {at}{still}",
-        Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet"
-        + (work and f", and {work}"),
-        Reason.THROTTLED: f"is paused at {at}: {'' if found is None else found.because}",
-        Reason.STALLED: f"keeps reporting, while {work}{still}",
-        Reason.BUFFERING: f"keeps a hold {holding.component!r} at"
-        f" {'' if hold_ms == MIN else time_text(hold_ms)}{still}",
-        Reason.NO_INPUT: f"has observed input up to {at}, and"
-        f" {'' if published_input == MIN else time_text(published_input)} is published{still}",
-        Reason.IDLE: f"is idle at {at}",
-        Reason.BEHIND: f"is the lowest, at {at}{still}",
-    }
-    return phrases[holding.reason]
-
-
-def _unread(view: RangeView) -> str:
-    """Write where a shard's reader is, and its backlog, if reported."""
-    backlog = 0 if view.facts is None else view.facts.backlog
-    position = f"; it is read up to {view.note.position}" if view.note.position else ""
-    if not backlog:
-        return position and f"{position}, and has nothing more"
-    return f"{position or '; it is read'}, with {backlog:,} records to go"
-
-
-def time_text(at_ms: int) -> str:
-    """Write an event time as text.
-
-    >>> time_text(0), time_text(MAX)
-    ('1970-01-01T00:00:00Z', 'the end of time')
-    """
-    return "the end of time" if at_ms == MAX else iso(at_ms).replace(".000Z", "Z")

@@ -12,6 +12,8 @@ from spark_agent.client.responses import ExplainAnswer, HolderAnswer
 from spark_agent.times import duration_text, instant_text
 
 _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
+_RESTS: Final = {"ended": "has ended", "idle": "is idle", "final": "is final"}
+"""Stages that do not wait, by their health."""
 
 
 def explanation_tree(found: ExplainAnswer) -> Tree:
@@ -27,9 +29,9 @@ def explanation_tree(found: ExplainAnswer) -> Tree:
         reason.add(Text(remedy))
     branch = root
     for step in found["path"]:
-        waits = _WAITS_FOR.get(step["reason"], step["reason"])
-        has_ended = step["stage"] == found["stage"] and stands == "ended"
-        branch = branch.add(Text(f"{step['stage']} {'has ended' if has_ended else waits}"))
+        waits = _WAITS_FOR.get(step["reason"], f"is {step['reason']}")
+        health = step.get("health", stands if step["stage"] == found["stage"] else "")
+        branch = branch.add(Text(f"{step['stage']} {_RESTS.get(health, waits)}"))
     for holder in found["holders"]:
         leaf = branch.add(Text(f"{holder['range']}: {_reason(holder)}"))
         for line in _facts(holder):

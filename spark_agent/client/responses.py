@@ -241,6 +241,8 @@ class StepAnswer(TypedDict):
 
     stage: str
     reason: str
+    health: NotRequired[Literal["idle", "ended", "final"]]
+    """The reason for which the stage does not wait."""
 
 
 class HolderAnswer(TypedDict):

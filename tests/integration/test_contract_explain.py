@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -366,6 +367,26 @@ async def test_a_besides_has_its_remedy(job: Api, gauge: InProcess) -> None:
     body = await explain(job, "k")
     assert "; besides, 1 of 1 ranges of k has no worker" in body["because"]
     assert "Start the program again" in body["remedy"]
+
+
+async def test_a_stage_between_with_a_problem_is_named_with_its_remedy(
+    api: Api, gauge: InProcess
+) -> None:
+    """Only the problems of the first and the last stage of the path were named."""
+    spec = {"inputs": ["s"], "ranges": 1}, {"inputs": ["m"], "ranges": 1}
+    await api.define({"s": {"shards": ["a"]}, "m": spec[0], "k": spec[1]})
+    run = await api.run("s")
+    await api.report("s", await api.token("s", run=run), {"a": 5})
+    lost = await api.token("m", holder="exec-2", ttl_ms=1_000)
+    await api.report("m", lost, {KEYS: {}}, input_watermark=5)
+    await api.report("k", await api.token("k", ttl_ms=LONG), {KEYS: {}}, input_watermark=5)
+    await api.end(run, "failed")
+    gauge.advance(2_000)
+    body = await explain(api, "k")
+    assert body["because"].startswith("k waits for s: the last run of s failed at ")
+    assert "; besides, 1 of 1 ranges of m has no worker" in body["because"]
+    assert re.match(r"Mend .*\. For m: Start .* The last holder: exec-2\.$", body["remedy"])
+    assert [each.get("health") for each in body["path"]] == [None, None, None]
 
 
 async def test_a_shard_that_is_final_and_idle_is_final_without_the_others(job: Api) -> None:

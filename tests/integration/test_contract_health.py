@@ -140,8 +140,12 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     }
     assert (await job.problems())["problems"] == []
     found = await job.explain("sessions")
-    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\dZ$", found["because"])
+    assert re.search(
+        r"^sessions has ended, and is below clicks: the last run of clicks finished at (\S+ )?\S+Z$",
+        found["because"],
+    )
     assert {each["reason"] for each in found["holders"]} == {"ended"}
+    assert [each["health"] for each in found["path"]] == ["ended", "ended"]
     assert "no worker" not in found["because"]
     await gauge.restart()
     assert await gauge.api().health("clicks") == "ended", "as the ledger has it"

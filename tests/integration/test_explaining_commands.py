@@ -114,7 +114,7 @@ def test_explain_says_how_many_more_there_are(scores: Scores) -> None:
 def test_explain_of_what_is_final_is_that_alone(scores: Scores) -> None:
     scores.report("console", {"console-0": RangeReport(final=True)})
     tree = [text for _, text in lines(scores.run("explain", "console"))]
-    assert tree[1:] == ["console is final: nothing more will come", "console final"]
+    assert tree[1:] == ["console is final: nothing more will come", "console is final"]
 
 
 def test_explain_of_a_job_in_which_nobody_has_spoken(server: Service) -> None:

@@ -76,7 +76,7 @@ def test_a_job_between_two_nights_has_ended(server: Service, job_name: str) -> N
     assert "c-00 ended" in shown
     assert "no worker" not in shown
     explained = job.run("explain", "clicks")
-    assert ": its last run finished at " in explained
+    assert ": the last run of clicks finished at " in explained
     assert "no worker" not in explained
 
 

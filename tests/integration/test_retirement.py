@@ -110,16 +110,22 @@ async def test_it_is_in_the_audit_and_in_each_view(job: Api, gauge: InProcess) -
         {name: each[name] for name in ("stage", "range", "because", "by")}
         for each in explained["retired"]
     ] == [{"stage": "taps", "range": "t-2", "because": BECAUSE, "by": records[0]["by"]}]
-    assert f"; range t-2 of taps is retired ({BECAUSE})" in explained["because"]
+    assert "retired" not in explained["because"], "it holds nothing back"
+    own = (await job.explain("taps"))["because"]
+    assert own.endswith(f"; range t-2 of taps is retired ({BECAUSE})")
+    gauge.advance(1_000)
+    await job.retire("taps", "t-0", "sold")
+    own = (await job.explain("taps"))["because"]
+    assert own.endswith("; range t-0 of taps is retired (sold), and 1 more"), "the newest first"
     assert "retired" not in await job.explain("clicks")
     ranges = {each["range"]: each for each in await job.ranges("taps")}
     assert (ranges["t-2"]["status"], ranges["t-2"]["retired"]) == ("final", True)
     assert "retired" not in ranges["t-1"]
     summary = ok(await gauge.client.get(f"{job.root}/stages/taps/range-summary?show=retired"))
-    assert summary["counts"]["retired"] == 1
-    assert [each["range"] for each in summary["listed"]] == ["t-2"]
+    assert summary["counts"]["retired"] == 2
+    assert {each["range"] for each in summary["listed"]} == {"t-0", "t-2"}
     text = (await gauge.client.get("/metrics")).text
-    assert 'tidegauge_retired_ranges{job="job",stage="taps"} 1.0' in text
+    assert 'tidegauge_retired_ranges{job="job",stage="taps"} 2.0' in text
     assert 'tidegauge_retired_ranges{job="job",stage="clicks"} 0.0' in text
 
 

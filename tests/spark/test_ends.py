@@ -53,7 +53,7 @@ def test_an_available_now_query_finishes(flow: Flow) -> None:
     assert flow.leased(SOURCE) == flow.leased(COUNTS) == 0
     assert flow.client.job_problems(JOB) == {"job": JOB, "health": "ended", "problems": []}
     because = flow.client.explain(JOB, COUNTS)["because"]
-    assert ": its last run finished at " in because
+    assert f": the last run of {SOURCE} finished at " in because
     assert "no worker" not in because
     # The next night.
     flow.write(steady(range(30, 60)))

@@ -97,5 +97,5 @@ def test_a_job_between_two_nights_has_ended(service: Service, open_page: Opened)
         ok(client.post(f"{root}/runs/{run}/end", json={"outcome": "finished"}))
         with open_page("#/jobs/nightly") as page:
             expect(page.locator('a[data-stage="clicks"]')).to_have_class(re.compile(r"\bended\b"))
-            expect(page.locator(".because")).to_contain_text("its last run finished at")
+            expect(page.locator(".because")).to_contain_text("the last run of clicks finished at")
             expect(page.locator(".problems")).to_have_count(0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.aggregator import (
     Explanation,
     HoldingRange,
+    PathStep,
     Retirement,
 )
 from service.api.responses.common import Count, Instant, Watermark
@@ -29,6 +30,13 @@ class StepBody(Struct, frozen=True):
             " `final`: for nothing"
         ),
     ]
+    health: Annotated[
+        Health | UnsetType,
+        Meta(
+            description="`idle`, `ended` or `final`: the stage does not wait, and its watermark stands"
+            " for this reason. Absent: another health"
+        ),
+    ] = UNSET
 
 
 class HolderBody(Struct, frozen=True):
@@ -115,7 +123,7 @@ class ExplanationBody(Struct, frozen=True):
 
 def explanation_body(job: str, found: Explanation) -> ExplanationBody:
     """Return the explanation of a watermark."""
-    root = found.path[-1][0]
+    root = found.path[-1].stage
     return ExplanationBody(
         job,
         found.stage,
@@ -125,11 +133,18 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         iso(found.view.advanced_at_ms),
         found.because,
         found.remedy,
-        [StepBody(stage, step) for stage, step in found.path],
+        [_step_body(each) for each in found.path],
         [_holder_body(root, each) for each in found.holders],
         found.holders_total,
         [retired_body(each) for each in found.retired] or UNSET,
     )
+
+
+_RESTS: Final = frozenset({Health.IDLE, Health.ENDED, Health.FINAL})
+
+
+def _step_body(of: PathStep) -> StepBody:
+    return StepBody(of.stage, of.step, of.health if of.health in _RESTS else UNSET)
 
 
 def retired_body(found: Retirement) -> RetiredBody:
