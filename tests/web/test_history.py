@@ -117,6 +117,11 @@ def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened)
             )
 
 
+def _last_step(feed: Feed) -> int:
+    """Return the moment of the last step of `taps`."""
+    return feed.send("GET", "/stages/taps/history?points=1000")["points"][-1]["at"]
+
+
 INKED = """() => {
   const canvas = document.querySelector('.chart canvas');
   const ink = getComputedStyle(document.documentElement).getPropertyValue('--output').trim();
@@ -143,8 +148,7 @@ def test_the_line_of_a_final_stage_lasts_until_its_end(service: Service, open_pa
     with Feed(service.url, "over") as feed:
         feed.define({"taps": {"shards": ["tap-0"]}})
         feed.claim("taps", holder="worker").promise(START)
-        path = feed.root + "/stages/taps/history?points=1000"
-        at = feed.client.get(path).json()["points"][-1]["at"]
+        at = _last_step(feed)
         feed.send("POST", "/stages/taps/ranges/tap-0/retire", {"because": "the site is closed"})
         with open_page(f"/#/jobs/over/stages/taps?from={at - 100}&to={at + 200}") as page:
             expect(page.locator(".chart canvas")).to_be_visible()
@@ -157,6 +161,21 @@ def test_a_single_step_is_counted_in_words(service: Service, open_page: Opened):
         feed.define({"taps": {"shards": ["tap-0"]}})
     with open_page("/#/jobs/declared/stages/taps") as page:
         expect(page.get_by_text("The last step as a table")).to_be_visible()
+
+
+def test_a_first_watermark_has_not_come_after_another(service: Service, open_page: Opened):
+    with Feed(service.url, "first-steps") as feed:
+        feed.define({"taps": {"shards": ["tap-0"]}})
+        lease = feed.claim("taps", holder="worker")
+        lease.promise(START)
+        at = _last_step(feed)
+        with open_page(
+            f"/#/jobs/first-steps/stages/taps?from={at - 1_000}&to={at + 1_000}"
+        ) as page:
+            page.get_by_text(re.compile(r"The last \d steps as a table")).click()
+            after = page.locator("details tbody tr td:nth-child(4)")
+            expect(after.first).to_have_text("at first")
+            expect(after.last).to_have_text("–")  # noqa: RUF001
 
 
 def test_rates_beside_the_watermark(service: Service, open_page: Opened):

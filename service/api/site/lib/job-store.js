@@ -24,6 +24,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {number} [late]
  * @property {number | null} [corrections]
  * @property {Record<string, number | null>} [percentiles]
+ * @property {true} [input_ended]
  *
  * @typedef {{stage: string, inputs: string[], kind: string, ranges: number}} Node
  * @typedef {{state: "connecting" | "live" | "lost" | "refused", problem?: Error, since: number}} Connection

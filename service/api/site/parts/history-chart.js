@@ -154,6 +154,13 @@ function padded(_, low, high) {
   return [low - room, high + room];
 }
 
+/** The time since the step before. A first watermark has none. */
+function after(point, before) {
+  if (!before) return "–";
+  const isFirst = before.output_watermark === null && point.output_watermark !== null;
+  return isFirst ? "at first" : duration(point.at - before.at);
+}
+
 /** The same in lines, for who does not see the chart. */
 function Steps({ points, zone }) {
   const last = points.slice(-50).reverse();
@@ -164,6 +171,6 @@ function Steps({ points, zone }) {
       <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
     <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>
       <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
-      <td>${k + 1 < last.length ? duration(each.at - last[k + 1].at) : "–"}</td>
+      <td>${after(each, last[k + 1])}</td>
       ${has && html`<td>${per(k, "records")}</td><td>${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

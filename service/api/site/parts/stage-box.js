@@ -6,7 +6,7 @@ import { link } from "../lib/route.js";
 import { firstFitted, fitted, widthOf } from "../lib/text.js";
 import { coarse, instant, isEnd, lagText } from "../lib/time.js";
 import { Following } from "./following.js";
-import { isUnwell, kindOf, signOf, systemLag, wordOf } from "./status.js";
+import { endedOf, isUnwell, kindOf, signOf, systemLag, wordOf } from "./status.js";
 
 const PAD = 10;
 const GAP = 6;
@@ -25,8 +25,9 @@ export class StageBox extends Following {
     const lines = [instant(stage?.output_watermark ?? null, zone), lagLines[0], reported(stage, node)];
     const badges = badgesOf(stage, store.throttle?.shards[name]);
     const foot = range !== null || badges.length > 0;
-    const described = [wordOf(kind), ...badges].join(", ");
-    const health = isUnwell(kind) ? wordOf(kind) : "";
+    const ended = endedOf(stage);
+    const described = [wordOf(kind), ended, ...badges].filter(Boolean).join(", ");
+    const health = isUnwell(kind) ? wordOf(kind) : ended;
     const healthWidth = health ? badgeWidth(health) : 0;
     const numberWidth = number ? badgeWidth(String(number)) + GAP : 0;
     const room = NODE.width - 2 * PAD;

@@ -41,9 +41,16 @@ export function systemLag(stage, nowMs) {
   return duration(RESTING.has(kindOf(stage)) ? stage.system_lag_ms : Math.max(0, nowMs - stage.processing_watermark));
 }
 
-/** @param {{of: {status?: string, health?: string | null} | undefined}} props */
+/** What does not move although it is sound: a stage below an input that has ended, or a job whose slowest stage has. */
+export function endedOf(of) {
+  if (!of || (of.health && of.health !== "ok")) return "";
+  if (of.input_ended) return "input ended";
+  return of.slowest_ended ? `${of.slowest} has ended` : "";
+}
+
+/** @param {{of: {status?: string, health?: string | null, input_ended?: boolean} | undefined}} props */
 export function Status({ of }) {
   const kind = kindOf(of);
   const [sign, word, title] = known(kind);
-  return html`<span class=${`status ${kind}`} title=${title}><span aria-hidden="true">${sign}</span> ${word}</span>`;
+  return html`<span class=${`status ${kind}`} title=${title}><span aria-hidden="true">${sign}</span> ${[word, endedOf(of)].filter(Boolean).join(", ")}</span>`;
 }
