@@ -35,7 +35,7 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   // A stage that waits has not lost its worker: that would be its health. So the run of its ranges has finished.
   const ended = stage?.health === "ended" || (stage?.health === "waiting" && data.counts.expired > 0);
   return html`<section class="ranges" aria-labelledby="ranges-title">
-    <h2 id="ranges-title">Ranges</h2>
+    <h2 id="ranges-title" tabindex="-1">Ranges</h2>
     <${HeatMap} summary=${data} route=${route} zone=${zone} health=${stage?.health} ended=${ended} />
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
