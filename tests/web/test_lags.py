@@ -59,7 +59,8 @@ def test_a_lag_without_its_smaller_unit(open_page: Opened):
 
 UNBROKEN: Final = """async (texts) => {
   const { unbroken } = await import("/site/lib/text.js");
-  return texts.map((each) => unbroken(each).replaceAll("\\u00a0", "_"));
+  const joined = (part) => part.props?.children.replaceAll(" ", "_") ?? part;
+  return texts.map((each) => unbroken(each).props.children.map(joined).join(""));
 }"""
 
 

@@ -1,4 +1,5 @@
 /** Texts that fit their place: measured as the browser draws them, shortened in the middle, or not broken within a value. */
+import { html } from "./html.js";
 
 const MOST_KEPT = 20_000;
 
@@ -50,7 +51,11 @@ export const firstFitted = (texts, font, width) =>
   fitted(texts.find((each) => widthOf(each, font) <= width) ?? texts.at(-1), font, width);
 
 /** Moments, and numbers with their units. */
-const VALUES = /\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?Z?|\d[\d,.]* (?:d|h|min|s|ms|%)(?![\w-])(?: \d+ (?:h|min|s)(?![\w-]))?/g;
+const VALUES = /(\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?Z?|\d[\d,.]* (?:d|h|min|s|ms|%)(?![\w-])(?: \d+ (?:h|min|s)(?![\w-]))?)/;
 
-/** The text with moments and numbers that a line cannot break: their spaces are no-break spaces. @param {string} text */
-export const unbroken = (text) => text.replace(VALUES, (value) => value.replaceAll(" ", "\u00a0"));
+/**
+ * A text of which each moment and each number with its unit stays on one line. Not by other spaces: a date breaks at
+ * its hyphens, too, and who copies the text has the usual ones.
+ * @param {string} text
+ */
+export const unbroken = (text) => html`<span>${text.split(VALUES).map((part, k) => (k % 2 ? html`<span class="unbroken">${part}</span>` : part))}</span>`;

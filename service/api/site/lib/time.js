@@ -1,7 +1,6 @@
 /** Instants and durations, for people. An instant is in ms since 1970, UTC. */
 
 import { now } from "./api.js";
-import { unbroken } from "./text.js";
 
 /** What the API has for the end of time; as JavaScript reads it, it is 2^63. */
 const END = 2 ** 62;
@@ -99,19 +98,17 @@ export function minute(ms, zone, nowMs = now()) {
  * A text of a person with its whole moments in the zone of the page. A short one may be of any zone.
  * @param {string} text @param {Zone} zone
  */
-export const wholeMoments = (text, zone) => unbroken(inZone(text, zone));
-
-const inZone = (text, zone) => text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone));
+export const wholeMoments = (text, zone) => text.replace(WHOLE, (iso) => instant(Date.parse(iso), zone));
 
 /**
  * A text of the API with its moments in the zone of the page.
  * @param {string} text @param {Zone} zone @param {number} [nowMs] what *today* is
  */
 export function moments(text, zone, nowMs = now()) {
-  return unbroken(inZone(text, zone).replace(SHORT, (found, word, date, clock) => {
+  return wholeMoments(text, zone).replace(SHORT, (found, word, date, clock) => {
     const ms = Date.parse(`${(date ?? instant(nowMs, "utc").slice(0, 10)).trim()}T${clock}:00Z`);
     return Number.isNaN(ms) ? found : `${word} ${minute(ms, zone, nowMs)}`;
-  }));
+  });
 }
 
 /** @param {string | null | undefined} iso @returns {number | null} */

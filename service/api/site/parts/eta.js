@@ -41,7 +41,7 @@ function Answer({ route, at, zone, nowMs }) {
 
 function sentence(data, stage, zone, nowMs) {
   const at = unbroken(instant(data.at, zone));
-  const because = moments(data.because, zone);
+  const because = unbroken(moments(data.because, zone));
   if (data.reached) return html`<strong>${stage} has reached ${at}</strong>: ${because}.`;
   if (data.expected_at === null) return html`<strong>An estimate for ${at} is not possible</strong>: ${because}.`;
   const expected = fromIso(data.expected_at);

@@ -72,7 +72,7 @@ export function Explanation({ why, zone, nowMs }) {
     ? `; the first ${why.holders.length}` : ""}`;
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
-    <p class="because">${moments(why.because, zone)}</p>
+    <p class="because">${unbroken(moments(why.because, zone))}</p>
     ${why.remedy && html`<p class="remedy">${unbroken(why.remedy)}</p>`}
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
@@ -90,6 +90,6 @@ export function Explanation({ why, zone, nowMs }) {
       </tr>`)}</tbody></table></div></${Fold}>`}
     ${why.retired && html`<ul class="retired">${why.retired.map((each) => html`<li key=${`${each.stage} ${each.range}`}>
       ${each.range} of <a href=${link({ job: why.job, stage: each.stage })}>${each.stage}</a> is retired${each.since
-        ? unbroken(`, since ${instant(fromIso(each.since), zone)}`) : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? `: ${wholeMoments(each.because, zone)}` : ""}</li>`)}</ul>`}
+        ? unbroken(`, since ${instant(fromIso(each.since), zone)}`) : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? unbroken(`: ${wholeMoments(each.because, zone)}`) : ""}</li>`)}</ul>`}
   </section>`;
 }

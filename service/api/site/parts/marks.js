@@ -1,5 +1,6 @@
 /** Marks on the chart: the runs, resets, retirements and specifications that explain a step. */
 import { html } from "../lib/html.js";
+import { unbroken } from "../lib/text.js";
 import { counted, instant, wholeMoments } from "../lib/time.js";
 
 /** How each is shown: never by colour alone. The most telling first: of many, these are drawn. */
@@ -93,5 +94,5 @@ export function MarksTable({ marks, more, zone }) {
     <thead><tr><th scope="col">At</th><th scope="col">Change</th><th scope="col">Reason</th></tr></thead>
     <tbody>${marks.map((each, k) => html`<tr key=${k}><td data-label="At" class="time">${instant(each.at, zone)}</td>
       <td data-label="Change"><span class=${`mark-key ${each.kind}`}><span aria-hidden="true">${KINDS[each.kind][0]}</span></span> ${each.text}</td>
-      <td data-label="Reason">${each.because ? wholeMoments(each.because, zone) : "–"}</td></tr>`)}</tbody></table></div></details>`;
+      <td data-label="Reason">${each.because ? unbroken(wholeMoments(each.because, zone)) : "–"}</td></tr>`)}</tbody></table></div></details>`;
 }

@@ -42,7 +42,7 @@ function Problem({ job, of, number, zone, remedy }) {
     <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
-    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${single(of)}${waiting(of, of.stage)}
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${unbroken(moments(of.because, zone))}${single(of)}${waiting(of, of.stage)}
     ${remedy && html`<small class="remedy">${unbroken(remedy)}</small>`}</li>`;
 }
 

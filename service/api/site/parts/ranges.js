@@ -68,7 +68,7 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
       <td data-label="Holds">${holds(each.holds, zone)}</td>
       <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>
-      <td data-label="Reported">${each.reported_at ? `${since(each.reported_at, nowMs)} ago` : "–"}</td>
+      <td data-label="Reported">${each.reported_at ? html`<span>${since(each.reported_at, nowMs)} ago</span>` : "–"}</td>
       <td data-label="Unchanged for">${since(each.since, nowMs)}</td>
       ${may && html`<td>${SETTLED.has(each.condition) ? "" : html`<${Retire} route=${route} range=${each.range} zone=${zone} />`}</td>`}
     </tr>`)}</tbody></table></div>`;
@@ -87,4 +87,4 @@ const SETTLED = new Set(["final", "retired"]);
 
 const since = (iso, nowMs) => (iso ? unbroken(duration(Math.max(0, nowMs - fromIso(iso)))) : "–");
 
-const holds = (found, zone) => Object.entries(found).map(([name, at]) => unbroken(`${name} ${instant(at, zone)}`)).join(", ") || "–";
+const holds = (found, zone) => unbroken(Object.entries(found).map(([name, at]) => `${name} ${instant(at, zone)}`).join(", ") || "–");

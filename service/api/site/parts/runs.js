@@ -30,7 +30,7 @@ function Found({ runs, current, zone, nowMs }) {
       <tbody>${runs.map((each) => html`<tr key=${each.run}>
         <th scope="row">Run ${each.run}</th>
         <td data-label="Outcome">${outcome(each, current)}</td>
-        <td data-label="Reason">${each.because ? wholeMoments(each.because, zone) : "–"}</td>
+        <td data-label="Reason">${each.because ? unbroken(wholeMoments(each.because, zone)) : "–"}</td>
         <td data-label="Holder">${each.holder}</td>
         <td data-label="Program">${each.program ?? "–"}</td>
         <td data-label="Started" class="time">${each.started_at ? instant(fromIso(each.started_at), zone) : "–"}</td>
