@@ -199,6 +199,30 @@ def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opene
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+def test_the_graph_begins_on_the_first_screen_of_a_phone(tour: Tour, open_page: Opened):
+    """The remedies of the problems filled it."""
+    with open_page("#/jobs/tour", width=360, height=740) as page:
+        expect(page.locator(".problems li")).to_have_count(3)
+        expect(page.locator(".graph a.stage .name").first).to_be_visible()
+        assert page.locator(".graph .canvas").evaluate(TOP) < 740 - 76
+        remedies = page.locator(".problems .remedy")
+        expect(remedies.first).to_be_hidden()
+        page.locator(".problems summary", has_text="remedy").first.click()
+        expect(remedies.first).to_be_visible()
+
+
+def test_the_steps_of_a_stage_are_cards_on_a_phone(tour: Tour, open_page: Opened):
+    with open_page("#/jobs/tour/stages/orders?span=900000", width=360, height=740) as page:
+        page.get_by_text(re.compile("The last .*as a table")).first.click()
+        table = page.locator("table.steps")
+        expect(table.locator('[data-label="Rows a second"]').first).to_be_visible()
+        assert table.evaluate("each => each.scrollWidth") <= table.evaluate(PLACE_WIDTH)
+
+
+TOP: Final = "each => each.getBoundingClientRect().top"
+PLACE_WIDTH: Final = "each => each.parentElement.clientWidth"
+
+
 @pytest.mark.parametrize("place", ["", "/stages/sessions", "/stages/refunds"])
 def test_a_wide_table_scrolls_by_itself(tour: Tour, open_page: Opened, place: str):
     """On a tablet, its hidden headings widened the whole page."""

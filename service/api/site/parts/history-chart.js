@@ -11,7 +11,7 @@ import { perSecond, rate, Rates } from "./rates.js";
 const POINTS = 600;
 const CHANGES = 200;
 const LIVE_MS = 15_000;
-const HEIGHT = 280;
+const HEIGHT = 294;
 const LEAST_SPAN_MS = 1_000;
 const SPANS = [["15 min", 900_000], ["1 h", 3_600_000], ["6 h", 21_600_000], ["1 d", 86_400_000], ["7 d", 604_800_000]];
 const DEFAULT_MS = SPANS[1][1];
@@ -127,7 +127,7 @@ function optionsOf(zone, { zoom, mark, tell }) {
   return {
     cursor: { drag: { x: true, y: false, setScale: false }, y: false },
     scales: { x: { time: true, auto: false }, y: { time: true, range: padded } },
-    axes: axes(times(zone), times(zone)),
+    axes: axes(times(zone), times(zone), {}, { space: 40 }),
     series: [{}, steps("output", "--output"), steps("input", "--input", { dash: [6, 4] })],
     hooks: {
       draw: [mark],
@@ -166,11 +166,12 @@ function Steps({ points, zone }) {
   const last = points.slice(-50).reverse();
   const has = last.some((each) => each.records !== null);
   const per = (k, name) => perSecond(last[k].records === null || (last[k + 1]?.records ?? null) === null ? null : rate(last[k + 1], last[k], name));
-  return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table>
+  return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table class="cards steps">
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
       <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
-    <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>
-      <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
-      <td>${after(each, last[k + 1])}</td>
-      ${has && html`<td>${per(k, "records")}</td><td>${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
+    <tbody>${last.map((each, k) => html`<tr key=${each.at}><td data-label="At" class="time">${instant(each.at, zone)}</td>
+      <td data-label="Output watermark" class="time">${instant(each.output_watermark, zone)}</td>
+      <td data-label="Input watermark" class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
+      <td data-label="After">${after(each, last[k + 1])}</td>
+      ${has && html`<td data-label="Rows a second">${per(k, "records")}</td><td data-label="Late rows a second">${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

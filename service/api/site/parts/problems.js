@@ -1,7 +1,7 @@
 /** What is wrong with a job: every root cause, the worst first, in the words of the API. */
 import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { usePoll } from "../lib/hooks.js";
+import { usePhone, usePoll } from "../lib/hooks.js";
 import { link } from "../lib/route.js";
 import { unbroken } from "../lib/text.js";
 import { moments } from "../lib/time.js";
@@ -43,7 +43,13 @@ function Problem({ job, of, number, zone, remedy }) {
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
     <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${unbroken(moments(of.because, zone))}${single(of)}${waiting(of, of.stage)}
-    ${remedy && html`<small class="remedy">${unbroken(remedy)}</small>`}</li>`;
+    ${remedy && html`<${Remedy} text=${remedy} />`}</li>`;
+}
+
+/** Folded on a phone: the graph begins on the first screen. */
+function Remedy({ text }) {
+  const remedy = html`<small class="remedy">${unbroken(text)}</small>`;
+  return usePhone() ? html`<details><summary>remedy</summary>${remedy}</details>` : remedy;
 }
 
 const single = ({ ranges, examples }) => (ranges === 1 && examples.length ? ` (range ${examples[0]})` : "");
