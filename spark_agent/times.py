@@ -227,23 +227,31 @@ def _relative_ms(text: str) -> int | None:
     return -away if text.startswith("-") else away
 
 
-def duration_text(length_ms: int | None) -> str:
-    """Write a duration in its two largest units.
+_TEXT_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
-    >>> [duration_text(ms) for ms in (None, -5, 250, 61_000, 7_260_000, 200_000_000)]
-    ['', '0 s', '0.2 s', '1 min 1 s', '2 h 1 min', '2 d 7 h']
+
+def duration_text(length_ms: int | None) -> str:
+    """Write a duration in its two largest units at most, cut and not rounded, as the service does.
+
+    None: empty. A negative one counts as zero.
+
+    >>> [duration_text(ms) for ms in (None, -5, 250, 7_290, 61_000, 3_600_000, 183_600_000)]
+    ['', '0 s', '250 ms', '7.2 s', '1 min 1 s', '1 h', '2 d 3 h']
     """
     if length_ms is None:
         return ""
-    if length_ms < 10_000:
-        return f"{max(length_ms, 0) / 1_000:.1f} s".replace("0.0 s", "0 s")
-    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-    parts: list[str] = []
-    for unit, size in units:
-        count, length_ms = divmod(length_ms, size)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
+    left_ms = max(length_ms, 0)
+    if 0 < left_ms < 1_000:
+        return f"{left_ms} ms"
+    tenths = left_ms // 100
+    if tenths < 100 and tenths % 10:
+        return f"{tenths // 10}.{tenths % 10} s"
+    counts: list[tuple[int, str]] = []
+    for size_ms, unit in _TEXT_UNITS:
+        count, left_ms = divmod(left_ms, size_ms)
+        if count or counts:
+            counts.append((count, unit))
+    return " ".join(f"{count:,} {unit}" for count, unit in counts[:2] if count) or "0 s"
 
 
 MAX_MS: Final = 9_223_372_036_854_775_807

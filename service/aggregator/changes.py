@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from service.ledger.port import Ledger, Span
-from service.model.audit import Action, AuditRecord, parts_of
+from service.model.audit import Action, AuditRecord, parts_of, returned_by
 from service.model.changes import Change
 from service.model.runs import RunRecord
 
@@ -45,8 +45,8 @@ def change_of(record: AuditRecord) -> Change:
         stage, name, because = parts_of(record.detail)
         return Change(at_ms, action, (stage,), range=name, because=because or None)
     if action is Action.RETURN_RANGE:
-        stage, name, _ = parts_of(record.detail)
-        return Change(at_ms, action, (stage,), range=name)
+        stage, name, because = parts_of(record.detail)
+        return Change(at_ms, action, (stage,), holder=returned_by(because), range=name)
     if action is Action.CHANGE_JOB:
         version = record.detail.removeprefix(_LAYOUT)
         return Change(at_ms, action, layout_version=int(version) if version.isdigit() else None)

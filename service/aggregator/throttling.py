@@ -174,6 +174,6 @@ def _rates(pipeline: Pipeline, stages: Mapping[str, StageView]) -> dict[str, _Sl
             ahead = stages[source].watermark.output
             rate = rate_of(lag_of(output, ahead), max_lag_ms)
             if rate < 1.0 and (source not in found or rate < found[source].rate):
-                because = f"{name} is more than {max_lag_ms} ms behind {source}"
+                because = f"{name} is more than {duration_text(max_lag_ms)} behind {source}"
                 found[source] = _Slow(rate, because)
     return found

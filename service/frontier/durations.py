@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-_UNITS: Final = ((86_400_000, "d", 24), (3_600_000, "h", 60), (60_000, "min", 60))
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
 def moment_text(at_ms: int, now_ms: int) -> str:
@@ -19,21 +19,22 @@ def moment_text(at_ms: int, now_ms: int) -> str:
 
 
 def duration_text(duration_ms: float) -> str:
-    """Write a duration in its two largest units.
+    """Write a duration in its two largest units at most, cut and not rounded.
 
-    >>> duration_text(250), duration_text(7_300), duration_text(12_000), duration_text(90_000)
-    ('250 ms', '7.3 s', '12 s', '1 min 30 s')
-    >>> duration_text(7_200_000), duration_text(93_600_000), duration_text(59_999)
-    ('2 h', '1 d 2 h', '1 min')
+    >>> duration_text(250), duration_text(7_290), duration_text(12_999), duration_text(90_000)
+    ('250 ms', '7.2 s', '12 s', '1 min 30 s')
+    >>> duration_text(3_600_000), duration_text(183_600_000), duration_text(1_000), duration_text(0)
+    ('1 h', '2 d 3 h', '1 s', '0 s')
     """
-    if duration_ms < 1_000:
-        return f"{duration_ms:.0f} ms"
-    seconds = round(duration_ms / 1_000)
-    if seconds < 60:
-        return f"{seconds} s" if seconds >= 10 else f"{duration_ms / 1_000:.2g} s"
-    for number, (unit_ms, unit, parts) in enumerate(_UNITS):
-        whole, rest = divmod(round(duration_ms * parts / unit_ms), parts)
-        if whole:
-            smaller = _UNITS[number + 1][1] if number + 1 < len(_UNITS) else "s"
-            return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
-    raise AssertionError
+    left_ms = int(duration_ms)
+    if 0 < left_ms < 1_000:
+        return f"{left_ms} ms"
+    tenths = left_ms // 100
+    if tenths < 100 and tenths % 10:
+        return f"{tenths // 10}.{tenths % 10} s"
+    counts: list[tuple[int, str]] = []
+    for size_ms, unit in _UNITS:
+        count, left_ms = divmod(left_ms, size_ms)
+        if count or counts:
+            counts.append((count, unit))
+    return " ".join(f"{count:,} {unit}" for count, unit in counts[:2] if count) or "0 s"

@@ -172,7 +172,7 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> estimate(trace, now_ms=320, target=1_860).because
     'the stage has stood still for 30 ms, and an estimate needs 9 such pauses: fewer in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'the history is too short: an estimate needs 9 advances by 7.3 s: fewer in the last 293 ms'
+    'the history is too short: an estimate needs 9 advances by 7.2 s: fewer in the last 293 ms'
     >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
     'the stage has stood still since its first output watermark, for 283 ms'
     """

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger.tables import audit
-from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of, parts_of
+from service.model.audit import (
+    ITSELF,
+    Action,
+    Actor,
+    AuditRecord,
+    Deed,
+    detail_of,
+    parts_of,
+    return_of,
+)
 
 _DETAIL = 1_000
 
@@ -52,9 +61,10 @@ async def write_audit(
 
 
 async def write_returns(
-    db: AsyncConnection, job: str, ranges: Collection[tuple[str, str]], at_ms: int
+    db: AsyncConnection, job: str, ranges: Mapping[tuple[str, str], str], at_ms: int
 ) -> None:
-    """Record that retired ranges (stage, range) report again, but for those of which this is recorded.
+    """Record that retired ranges (stage, range) report again, by their holders, but for those of which
+    this is recorded.
 
     Replicas may save one end of a retirement twice. The job's row is locked, so one of them is first.
     """
@@ -67,13 +77,13 @@ async def write_returns(
         {
             "at_ms": at_ms,
             "action": Action.RETURN_RANGE.value,
-            "actor": "",
+            "actor": ITSELF if holder else "",
             "address": "",
             "job": job,
             "key": None,
-            "detail": detail_of(stage, name, "reports again"),
+            "detail": detail_of(stage, name, return_of(holder)),
         }
-        for stage, name in sorted(ranges)
+        for (stage, name), holder in sorted(ranges.items())
         if newest.get((stage, name)) != Action.RETURN_RANGE.value
     ]
     if rows:

@@ -72,10 +72,10 @@ class Checkpoints:
             (row.job, row.stage, row.chunk): (row.incarnation, row.stamp)
             for row in await db.execute(sql.FIND_STAMPS, key)
         }
-        by_job: dict[str, set[tuple[str, str]]] = {}
+        by_job: dict[str, dict[tuple[str, str], str]] = {}
         for chunk in ended:
             if saved.get((chunk.job, chunk.stage, chunk.chunk)) == (chunk.incarnation, chunk.stamp):
-                found = by_job.setdefault(chunk.job, set())
-                found.update((chunk.stage, name) for name in chunk.returned)
+                found = by_job.setdefault(chunk.job, {})
+                found.update(((chunk.stage, name), who) for name, who in chunk.returned.items())
         for job, ranges in by_job.items():
             await write_returns(db, job, ranges, at_ms)

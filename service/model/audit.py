@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Action(StrEnum):
@@ -20,6 +21,12 @@ class Action(StrEnum):
     """A retired range reports again."""
     CREATE_KEY = "create-key"
     REVOKE_KEY = "revoke-key"
+
+
+ITSELF: Final = "the range itself"
+"""Author of the end of a retirement: a report of the range. In older records, the author is empty."""
+
+_RETURN: Final = "reports again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,25 @@ def detail_of(stage: str, range_name: str, because: str) -> str:
     'taps taps-3: the site is closed'
     """
     return f"{stage} {range_name}: {because}"
+
+
+def return_of(holder: str) -> str:
+    """Return the reason in the detail of the end of a retirement. `holder`: of the lease that has
+    reported; empty: unknown.
+
+    >>> return_of("exec-3"), return_of("")
+    ('reports again, by exec-3', 'reports again')
+    """
+    return f"{_RETURN}, by {holder}" if holder else _RETURN
+
+
+def returned_by(because: str) -> str | None:
+    """Return the holder in the reason of the end of a retirement; None: unknown.
+
+    >>> returned_by("reports again, by exec-3"), returned_by("reports again")
+    ('exec-3', None)
+    """
+    return because.removeprefix(_RETURN).removeprefix(", by ") or None
 
 
 def parts_of(detail: str) -> tuple[str, str, str]:

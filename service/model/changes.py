@@ -19,7 +19,7 @@ class Change:
     """The stages of the run, or of the range; None: all stages of the job."""
     run: int | None = None
     holder: str | None = None
-    """The holder of the run that was opened."""
+    """The holder of the run that was opened, or of the lease on the range that reports again."""
     outcome: Outcome | None = None
     range: str | None = None
     layout_version: int | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -47,8 +47,9 @@ class CheckpointChunk:
     columns: Mapping[str, bytes]
     """By name, in the order of the layout: see `packed_column`. Ranges after the end of a column have
     its default."""
-    returned: Sequence[str] = ()
-    """Names of ranges whose retirement has ended, while its end is not saved: for the audit."""
+    returned: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Ranges whose retirement has ended, while its end is not saved: for the audit. By name, the holder
+    that has reported; empty: unknown."""
 
 
 def packed_column(column: Int64s) -> bytes:

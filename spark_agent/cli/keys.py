@@ -26,18 +26,18 @@ Name = Annotated[str, typer.Argument(help="The key's name.")]
 _KEYS: Final = (
     Column("name", kind="name"),
     Column("role"),
-    Column("jobs", kind="name", least=10),
+    Column("jobs", kind="name", least=10, usual="*"),
     Column("expires"),
-    Column("last used", 1),
-    Column("created by", 2, kind="name"),
+    Column("last used", 1, kind="sentence"),
+    Column("created by", 2, kind="sentence"),
 )
 _AUDIT: Final = (
     Column("at"),
     Column("by", kind="name", least=8),
-    Column("from", 1),
+    Column("from", 1, usual="127.0.0.1", needs="by"),
     Column("action"),
     Column("of", kind="name", least=8),
-    Column("detail", kind="text", least=22),
+    Column("detail", kind="sentence", least=44),
 )
 
 keys = typer.Typer(

@@ -30,13 +30,13 @@ _RUNS: Final = (
     Column("run", right=True),
     Column("outcome"),
     Column("started at"),
-    Column("ended at", 4),
-    Column("holder", 1, kind="name", least=10),
-    Column("stages", 2, kind="text", least=10),
-    Column("program", 6, kind="text", least=10),
-    Column("last epoch", 5, right=True),
-    Column("reason", 3, kind="text"),
-    Column("links", 7, kind="text"),
+    Column("ended at", 1),
+    Column("last epoch", 2, right=True),
+    Column("holder", 3, kind="sentence", least=30),
+    Column("stages", 4, kind="sentence", least=30),
+    Column("program", 6, kind="sentence", least=30),
+    Column("reason", 5, kind="sentence", least=30),
+    Column("links", 7, kind="sentence", least=50),
 )
 
 
@@ -93,10 +93,10 @@ def _row(of: RunLine, current: Mapping[str, int | None], stage: str | None) -> S
         of["outcome"] or goes_on,
         of["started_at"] or "",
         of["ended_at"] or "",
+        "" if of["epoch"] is None else str(of["epoch"]),
         of["holder"],
         ", ".join(of["stages"]),
         of["program"] or "",
-        "" if of["epoch"] is None else str(of["epoch"]),
         of["because"] or "",
         ", ".join(f"{name} {address}" for name, address in of["links"].items()),
     )

@@ -29,7 +29,7 @@ _RANGES: Final = (
     Column("promise"),
     Column("holds", 2),
     Column("holder", 1, kind="name", least=10),
-    Column("lease ends in", 3),
+    Column("lease ends in", 3, needs="holder"),
     Column("reported at", 4),
 )
 _STAGES: Final = (
@@ -41,7 +41,7 @@ _STAGES: Final = (
     Column("system lag", 2, right=True),
     Column("reported", 4, right=True),
     Column("leased", 6, right=True),
-    Column("late", 5, right=True),
+    Column("late", 5, right=True, usual="0"),
 )
 
 

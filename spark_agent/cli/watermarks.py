@@ -49,11 +49,11 @@ _RANGES: Final = 10
 _JOBS: Final = (
     Column("job", kind="name"),
     Column("generation", right=True),
-    Column("stages", kind="text"),
+    Column("stages", kind="sentence", least=30),
 )
 _HISTORY: Final = (
     Column("at"),
-    Column("input watermark", 1),
+    Column("input watermark", 1, usual="none"),
     Column("output watermark"),
     Column("status"),
 )

@@ -206,7 +206,7 @@ def time_left_text(found: EtaAnswer, now_ms: int) -> str:
     >>> expected = {"reached": False, "expected_at": "1970-01-01T00:05:00.000Z"}
     >>> bounds = {"between": ["1970-01-01T00:04:00.000Z", "1970-01-01T00:07:30.000Z"]}
     >>> time_left_text({**expected, **bounds}, 60_000)
-    'about 4 min 0 s left (3 min 0 s to 6 min 30 s)'
+    'about 4 min left (3 min to 6 min 30 s)'
     >>> time_left_text({"reached": False, "expected_at": None, "between": None}, 0)
     'no estimate of the time left'
     """

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from spark_agent.client.client import Client, StageWatermark
 from spark_agent.exceptions import AggregatorError
-from spark_agent.times import MAX_MS
+from spark_agent.times import MAX_MS, duration_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -182,7 +182,7 @@ def _table(snapshot: Snapshot) -> Table:
             instant(line.input_ms),
             instant(line.output_ms),
             Text(line.status, style=style),
-            span(line.lag_ms),
+            duration_text(line.lag_ms) or "-",
             line.held_by,
         )
     return table
@@ -199,16 +199,3 @@ def instant(time_ms: int | None) -> str:
     if time_ms == MAX_MS:
         return "end of time"
     return f"{_EPOCH + timedelta(milliseconds=time_ms):%Y-%m-%d %H:%M}"
-
-
-def span(duration_ms: int | None) -> str:
-    """Write a duration as text.
-
-    >>> span(None), span(43_260_000), span(266_400_000)
-    ('-', '12:01 h', '3 d 02 h')
-    """
-    if duration_ms is None:
-        return "-"
-    days, rest = divmod(duration_ms // 60_000, 24 * 60)
-    hours, minutes = divmod(rest, 60)
-    return f"{days} d {hours:02d} h" if days else f"{hours}:{minutes:02d} h"

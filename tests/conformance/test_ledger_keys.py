@@ -146,7 +146,7 @@ def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
 ) -> None:
     runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1, deed(Action.CREATE_JOB, 1)))
     columns = {"promises": bytes(16)}
-    ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, columns, returned=("a",))
+    ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, columns, returned={"a": "w"})
 
     def actions() -> list[tuple[str, int]]:
         records = runner.run(ledger.read_audit(50, None, "j"))
@@ -161,15 +161,20 @@ def test_the_end_of_a_retirement_is_recorded_once_for_each_retirement(
     retired = ("retire-range", 2), ("retire-range", 2), ("return-range", 3)
     again = ("retire-range", 6), ("retire-range", 6), ("return-range", 7)
     assert actions() == [("create-job", 1), *retired, *again]
-    runner.run(ledger.checkpoint([replace(ended, layout_since=9, returned=("b",))], 9))
+    runner.run(ledger.checkpoint([replace(ended, layout_since=9, returned={"b": ""})], 9))
     assert actions()[-1] == ("return-range", 7), "not of the stage's layout"
     runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 10), "j", "s A: gone"))
     runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 10), "j", "s a: gone"))
     runner.run(ledger.checkpoint([replace(ended, stamp=1)], 11))
     assert actions()[-1] == ("retire-range", 10), "a newer chunk is saved"
-    runner.run(ledger.checkpoint([replace(ended, stamp=3, returned=("A",))], 12))
-    runner.run(ledger.checkpoint([replace(ended, stamp=4, returned=("A", "a"))], 13))
+    runner.run(ledger.checkpoint([replace(ended, stamp=3, returned={"A": ""})], 12))
+    runner.run(ledger.checkpoint([replace(ended, stamp=4, returned={"A": "", "a": ""})], 13))
     assert actions()[-2:] == [("return-range", 12), ("return-range", 13)]
+    records = runner.run(ledger.read_audit(50, None, "j", Action.RETURN_RANGE))
+    assert [(each.deed.by.name, each.detail) for each in records[-2:]] == [
+        ("the range itself", "s a: reports again, by w")
+    ] * 2
+    assert (records[0].deed.by.name, records[0].detail) == ("", "s a: reports again")
 
 
 def test_many_ranges_end_their_retirement_at_once(ledger: Ledger, runner: asyncio.Runner) -> None:
@@ -178,7 +183,9 @@ def test_many_ranges_end_their_retirement_at_once(ledger: Ledger, runner: asynci
     names = [f"{number:04}" for number in range(4_000)]
     for name in names[:2]:
         runner.run(ledger.note_deed(deed(Action.RETIRE_RANGE, 2), "j", f"s {name}: gone"))
-    ended = CheckpointChunk("j", "s", 1, 1, 1, 0, 1, {"promises": bytes(8 * 4_000)}, returned=names)
+    ended = CheckpointChunk(
+        "j", "s", 1, 1, 1, 0, 1, {"promises": bytes(8 * 4_000)}, returned=dict.fromkeys(names, "")
+    )
     runner.run(ledger.checkpoint([ended], 3))
     runner.run(ledger.checkpoint([ended], 4))
     records = runner.run(ledger.read_audit(5_000, None, "j", Action.RETURN_RANGE))

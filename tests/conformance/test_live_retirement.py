@@ -279,6 +279,24 @@ def returned(worker: Worker) -> list[str]:
     return sorted(name for chunk in chunks for name in chunk.returned)
 
 
+def test_the_holder_that_has_ended_a_retirement_is_kept_until_it_is_saved(worker: Worker) -> None:
+    first, second = (worker.claim([name], holder=f"w-{name}").token for name in "ab")
+    worker.report(first, {"a": 5})
+    worker.report(second, {"b": 9})
+    retire(worker, "a")
+    retire(worker, "b")
+    worker.report(first, {"a": 6})
+    worker.report(second, {"b": 9}, epoch=1)
+    ended = {"a": "w-a", "b": "w-b"}
+    assert [chunk.returned for chunk in worker.run(worker.live.unsaved()) if chunk.returned] == [
+        ended
+    ]
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("0abc")), layout_version=2)))
+    assert [chunk.returned for chunk in worker.run(worker.live.unsaved()) if chunk.returned] == [
+        ended
+    ]
+
+
 def test_the_end_of_a_retirement_is_reported_until_it_is_saved_in_another_layout(
     worker: Worker,
 ) -> None:

@@ -91,7 +91,7 @@ def test_explain_names_the_range_its_holder_and_its_hold(scores: Scores) -> None
         (2, "sessions waits for its ranges"),
         (3, r"00000000-80000000: buffering by 'state\[0\]', unchanged since \S+Z"),
         (4, "promise 2026-01-01T00:00:00.000Z; without it, 2026-01-01T01:00:00.000Z"),
-        (4, r"holder exec-3 \(fence \d+, 9 min \d+ s left\), reported at \S+Z"),
+        (4, r"holder exec-3 \(fence \d+, 9 min( \d+ s)? left\), reported at \S+Z"),
     ]  # fmt: skip
     assert [depth for depth, _ in tree] == [depth for depth, _ in patterns]
     for (_, line), (_, pattern) in zip(tree, patterns, strict=True):
@@ -137,7 +137,7 @@ def test_throttle_says_who_is_asked_to_wait_for_whom(scores: Scores) -> None:
     # only the one beyond the limit pauses.
     assert f"mobile mobile-0 pause {limit} mobile mobile-1 read at 10 % {limit}" in shown
     assert "mobile-0 of mobile: it is at 2026-01-01T01:30:00.000Z" in shown
-    assert "mobile-1 of mobile: sessions is more than 60000 ms behind mobile" in shown
+    assert "mobile-1 of mobile: sessions is more than 1 min behind mobile" in shown
     found = scores.json("throttle")
     assert found["groups"][0]["held_by"] == {"stage": "console", "range": "console-0"}
     [first, *_] = found["shards"]

@@ -140,12 +140,15 @@ async def test_its_end_is_in_the_audit_and_in_the_changes_once(job: Api, gauge: 
         " behind 1970-01-01T00:00:00.040Z, before which its rows are late"
     )
     newest, before, *_ = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
-    assert (newest["action"], newest["detail"]) == ("return-range", "taps t-2: reports again")
-    assert (newest["by"], newest["address"]) == ("", "")
+    assert newest["action"] == "return-range"
+    assert newest["detail"] == "taps t-2: reports again, by worker"
+    assert (newest["by"], newest["address"]) == ("the range itself", "")
     assert before["action"] == "retire-range"
     (change, *_) = (await job.changes("?stage=taps"))["changes"]
-    assert change["detail"] == "range t-2 of taps reports again: its retirement has ended"
-    assert (change["range"], change["because"]) == ("t-2", None)
+    assert (
+        change["detail"] == "range t-2 of taps reports again, by worker: its retirement has ended"
+    )
+    assert (change["range"], change["because"], change["holder"]) == ("t-2", None, "worker")
     others = (await job.changes("?stage=clicks"))["changes"]
     assert "return-range" not in {each["action"] for each in others}
 

@@ -286,7 +286,7 @@ def test_a_bound_is_learned_shown_and_kept(flow: Flow, caplog: pytest.LogCapture
     assert learned.keys() == {"left", "right"}
     assert all(1_000 <= bound_ms <= 1_100 for bound_ms in learned.values())
     assert "the bound of shard left is 30 s" in caplog.text
-    assert "the bound of shard left is 1.0 s" in caplog.text
+    assert "the bound of shard left is 1 s" in caplog.text
     caplog.clear()
     assert run(range(25, 27)) == learned, "a restart does not begin with at_most"
     newest_ms = START_MS + 23_000

@@ -52,7 +52,7 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         )
         page.locator("details.changes summary").click()
         expect(page.locator("details.changes")).to_contain_text(
-            "range t-1 of taps reports again: its retirement has ended"
+            "range t-1 of taps reports again, by again: its retirement has ended"
         )
         page.goto("/#/jobs/retiring")
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.api.requests import Run
 from service.api.responses.common import Instant, Next
@@ -37,6 +37,10 @@ class ChangeLine(Struct, frozen=True):
     because: Annotated[
         str | None, Meta(description="The reason from the program or the operator; null: not given")
     ]
+    holder: Annotated[
+        str | UnsetType,
+        Meta(description="The holder of the lease on a range that reports again. Absent: unknown"),
+    ] = UNSET
 
 
 class ChangesBody(Struct, frozen=True):
@@ -61,6 +65,7 @@ def _line(change: Change) -> ChangeLine:
         change.range,
         in_words(change),
         change.because,
+        UNSET if change.range is None else change.holder or UNSET,
     )
 
 
@@ -81,7 +86,8 @@ def in_words(change: Change) -> str:
         case Action.RETIRE_RANGE:
             return f"range {change.range} of {stages} was retired"
         case Action.RETURN_RANGE:
-            return f"range {change.range} of {stages} reports again: its retirement has ended"
+            by = f", by {change.holder}" if change.holder else ""
+            return f"range {change.range} of {stages} reports again{by}: its retirement has ended"
         case Action.CHANGE_JOB:
             layout = "" if change.layout_version is None else f": layout {change.layout_version}"
             return f"the specification changed{layout}"

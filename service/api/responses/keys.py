@@ -55,7 +55,13 @@ class AuditLine(Struct, frozen=True):
 
     number: Count
     at: Instant
-    by: str
+    by: Annotated[
+        str,
+        Meta(
+            description="The name of the key, or `the range itself`: a report has ended its retirement."
+            " Empty for such an end, if its holder is unknown"
+        ),
+    ]
     address: str
     action: Action
     job: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from service.live.memory.minimum_tree import Int64s
 from service.live.memory.rows import Rows, as_list
@@ -40,7 +40,7 @@ class ChangedChunks:
     def __init__(self, stamp: int = 0) -> None:
         self._stamp = stamp
         self._stamps: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, tuple[int, str]] = {}
 
     def note(self, index: int) -> None:
         """Note that what a checkpoint keeps of a range has changed."""
@@ -53,22 +53,24 @@ class ChangedChunks:
         for chunk in _chunks(at):
             self._stamps[chunk] = self._stamp
 
-    def note_end_of_retirement(self, index: int) -> None:
-        """Note that a range's retirement has ended, until the end is saved.
+    def note_end_of_retirement(self, index: int, holder: str) -> None:
+        """Note that a range's retirement has ended by a report of this holder, until the end is saved.
 
         A report that was applied, but not answered, is sent again: without the note, the second one
         would be answered before the end is durable.
         """
         self.note(index)
-        self._ends[index] = self._stamp
+        self._ends[index] = self._stamp, holder
 
     def has_unsaved_end(self, indices: Rows) -> bool:
         """Return True if the end of a retirement of any of these ranges is not saved yet."""
         return bool(self._ends) and not self._ends.keys().isdisjoint(as_list(indices))
 
-    def unsaved_ends(self, number: int) -> Sequence[int]:
-        """Return the ranges of a chunk whose retirement has ended, if the end is not saved yet."""
-        return [index for index in self._ends if index // CHUNK == number]
+    def unsaved_ends(self, number: int) -> Mapping[int, str]:
+        """Return the ranges of a chunk whose retirement has ended, if the end is not saved yet, each
+        with the holder that has ended it.
+        """
+        return {i: holder for i, (_, holder) in self._ends.items() if i // CHUNK == number}
 
     def unsaved(self) -> Sequence[tuple[int, int]]:
         """Return the unsaved chunks, each with the stamp of its last change."""
@@ -81,7 +83,7 @@ class ChangedChunks:
         self._ends = {
             index: ended
             for index, ended in self._ends.items()
-            if index // CHUNK != number or ended > stamp
+            if index // CHUNK != number or ended[0] > stamp
         }
 
     def after_layout_change(self, size: int, old: Int64s, new: Int64s) -> ChangedChunks:
@@ -93,5 +95,7 @@ class ChangedChunks:
         changed._stamps = dict.fromkeys(chunk_numbers(size), changed._stamp)
         if self._ends:
             stay = zip(old.tolist(), new.tolist(), strict=True)
-            changed._ends = {to: changed._stamp for at, to in stay if at in self._ends}
+            changed._ends = {
+                to: (changed._stamp, self._ends[at][1]) for at, to in stay if at in self._ends
+            }
         return changed

@@ -368,25 +368,28 @@ class RangeTable:
         self.changed.note(index)
         return True
 
-    def end_retirements(self, indices: Rows) -> None:
+    def end_retirements(self, indices: Rows, holder: str = "") -> None:
         """End the retirement of those ranges that are retired.
 
-        Each of them holds its stage again, from its own promise on.
+        Each of them holds its stage again, from its own promise on. `holder`: of the lease that reports;
+        empty: unknown, at a commit.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
         if ended:
             self._note_returned(ended)
             self.returned.update(ended)
         for index in ended:
-            self.changed.note_end_of_retirement(index)
+            self.changed.note_end_of_retirement(index, holder)
             self.retired.discard(index)
             self.promised -= self._promise_view[index] == MIN
             self._tree.put(index, self._promise_view[index])
 
-    def returned_from_retirement(self, chunk: int) -> Sequence[str]:
-        """Return the names of the ranges of a chunk whose retirement has ended, if this is unsaved."""
+    def returned_from_retirement(self, chunk: int) -> Mapping[str, str]:
+        """Return the names of the ranges of a chunk whose retirement has ended, if this is unsaved, each
+        with the holder that has ended it.
+        """
         ended = self.changed.unsaved_ends(chunk)
-        return [self.layout.name(index) for index in ended if index not in self.retired]
+        return {self.layout.name(i): who for i, who in ended.items() if i not in self.retired}
 
     def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -78,8 +78,9 @@ async def _chunks(
         width = 1 + len(schema.SAVED_MOMENTS)
         by_column = (columns[k::width] for k in range(width))
         for (stage, number), head, *raw in zip(part, heads, *by_column, strict=True):
-            stamp, aside, since, unfinished, *ends = head
-            retired, returned = ([int(at) for at in schema.read_list(each)] for each in ends)
+            stamp, aside, since, unfinished, retired_at, returned_at = head
+            retired = [int(at) for at in schema.read_list(retired_at)]
+            returned = {int(at): who for at, who in schema.read_list(returned_at)}
             weights, *moments = (np.frombuffer(column, dtype="<f8") for column in raw)
             promises = schema.promises_of(weights, {int(i): p for i, p in aside or ()})
             saved = dict(zip(schema.SAVED_MOMENTS, map(schema.as_times, moments), strict=True))
@@ -98,20 +99,28 @@ async def _chunks(
                         "unfinished": packed_flags(map(int, schema.read_list(unfinished))),
                         "retired": packed_flags(retired),
                     },
-                    returned=_names(job_layout, stage, number, {*returned} - {*retired}),
+                    returned=_returned(job_layout, stage, number, returned, retired),
                 )
             )
     return found
 
 
-def _names(
-    job_layout: JobLayout, stage: str, chunk: int, positions: Collection[int]
-) -> Sequence[str]:
-    """Return the names of the ranges at these positions of a chunk."""
+def _returned(
+    job_layout: JobLayout,
+    stage: str,
+    chunk: int,
+    returned: Mapping[int, str],
+    retired: Collection[int],
+) -> Mapping[str, str]:
+    """Return the ranges at these positions of a chunk that are not retired again, with their holders."""
     layout = job_layout.pipeline.stages[stage].layout
     if layout is None:
-        return ()
-    return [layout.name(CHUNK * chunk + at) for at in sorted(positions)]
+        return {}
+    return {
+        layout.name(CHUNK * chunk + at): holder
+        for at, holder in sorted(returned.items())
+        if at not in retired
+    }
 
 
 async def note_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:

@@ -316,7 +316,7 @@ def _last_said(old: Dumped) -> Mapping[int, bytes]:
 
 def _renumbered_ends(ending: bytes | None, stays: Mapping[int, int]) -> dict[str, bytes]:
     """Keep the ends of retirements that are not saved, of ranges that stay."""
-    ends = [[stays[i], stamp] for i, stamp in _reply.decode(ending or b"\x90") if i in stays]
+    ends = [[stays[i], *rest] for i, *rest in _reply.decode(ending or b"\x90") if i in stays]
     return {"ending": pack(ends)} if ends else {}
 
 

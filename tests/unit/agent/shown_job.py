@@ -230,7 +230,7 @@ ETA = {
     "expected_at": AT,
     "between": [EARLIER, AT],
     "confidence": 0.8,
-    "because": "it has moved 1.0 s in a second for an hour",
+    "because": "it has moved 1 s in a second for an hour",
 }
 
 _OF_STAGE = {"input_watermark": None, "status": "active"}
@@ -274,7 +274,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
             _summary(
                 "scores", STAGES[LAST], health="no_worker", problems=1, because=PROBLEM["because"]
             ),
-            _summary(QUIET, stage("console", NEW_YEAR)),
+            _summary(QUIET, stage("console", NEW_YEAR), slowest_ended=True),
         ],
         "matching": 2,
         "total": 2,

@@ -19,7 +19,7 @@ import pytest
 import typer
 
 from spark_agent.cli.stage_tables import print_ranges
-from spark_agent.cli.tables import Column, table_lines
+from spark_agent.cli.tables import Column, left_out, table_lines
 from tests.unit.agent.answers import Answer, Answers, Routes
 from tests.unit.agent.shown_job import BODIES, LAST, SOURCE
 from tests.unit.agent.test_inspection import ROOT, app_of, at, run
@@ -227,6 +227,56 @@ def test_empty_columns_are_left_out_before_names_are_shortened() -> None:
     assert "since" not in heading_at(whole, row)
     [_, line] = table_lines(COLUMNS, [row], whole)
     assert line.plain.split("  ") == [each for each in row if each]
+
+
+SAID = "the executors have run out of memory"
+RUNS = (
+    Column("run"),
+    Column("holder", 2, kind="sentence"),
+    Column("reason", 1, kind="sentence", least=20),
+)
+
+
+def test_a_sentence_is_wrapped_in_the_last_column_or_follows_below() -> None:
+    """It was cut at its end."""
+    rows = [("7", "driver-7f6bd9c4", SAID), ("8", "driver-8", "")]
+    assert lines_of(RUNS, rows, 46) == [
+        "run  holder           reason",
+        "7    driver-7f6bd9c4  the executors have run",
+        "                      out of memory",
+        "8    driver-8",
+    ]
+    assert lines_of(RUNS, rows, 40) == [
+        "run  reason",
+        "7    the executors have run out of",
+        "     memory",
+        "    holder: driver-7f6bd9c4",
+        "8",
+        "    holder: driver-8",
+    ]
+    assert lines_of(RUNS, rows, 20)[:2] == ["run", "7"]
+    assert left_out(RUNS, rows, 20) == []
+    assert SAID in " ".join(" ".join(lines_of(RUNS, rows, 20)).split())
+
+
+def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    return [line.plain for line in table_lines(columns, rows, width)]
+
+
+def test_a_column_with_its_usual_value_in_each_row_is_left_out_first() -> None:
+    columns = (Column("stage"), Column("from", usual="127.0.0.1"), Column("at", 1))
+    usual, other = ("taps", "127.0.0.1", "noon"), ("taps", "10.0.0.1", "noon")
+    assert lines_of(columns, [usual], 40)[0].split() == ["stage", "from", "at"]
+    assert lines_of(columns, [usual, usual], 15)[0].split() == ["stage", "at"]
+    assert left_out(columns, [usual], 15) == []
+    assert lines_of(columns, [usual, other], 17)[0].split() == ["stage", "from"]
+
+
+def test_a_column_that_needs_another_is_not_shown_alone() -> None:
+    columns = (Column("range"), Column("ends in", 2, needs="holder"), Column("holder", 1))
+    rows = [("r-1", "9 s", "executor-12")]
+    assert lines_of(columns, rows, 18)[0].split() == ["range", "holder"]
+    assert lines_of(columns, rows, 15)[0].split() == ["range"]
 
 
 def heading_at(width: int | None, row: Sequence[str]) -> str:

@@ -277,6 +277,7 @@ local function apply_report(st, report)
     lease, claimed, denied = grant(st, token, unpack(claim))
     if not lease then return {'conflict', denied} end
   end
+  st.reporter = lease.holder
 
   local mine = struct.pack('<d', lease.fence)
   local keeps, counts, accepted, rejected = {}, {}, 0, {}

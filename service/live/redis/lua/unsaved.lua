@@ -1,7 +1,8 @@
 -- Chunks that changed since they were saved: {{stage number, chunk}, …}, the chunks to return, each as weights
 -- and the moments that are saved; if there are none, the names of the dirty chunks are returned. In its head,
 -- each chunk has its ranges that are set aside, with their promises, which of its ranges have something
--- unfinished, which are retired, and which were (see `note_end_of_retirement`).
+-- unfinished, which are retired, and which were, with the holders that have reported (see
+-- `note_end_of_retirement`).
 
 local refused = check_state()
 if refused then return refused end
@@ -51,7 +52,10 @@ for n, entry in ipairs(wanted) do
   end
   local returned = {}
   for _, ended in ipairs(st.ending and cmsgpack.unpack(st.ending) or {}) do
-    if math.floor(ended[1] / CHUNK) == entry[2] then returned[#returned + 1] = ended[1] - first end
+    -- An earlier version of the service has noted no holder.
+    if math.floor(ended[1] / CHUNK) == entry[2] then
+      returned[#returned + 1] = {ended[1] - first, ended[3] or ''}
+    end
   end
   unfinished[entry[1]] = unfinished[entry[1]] or read_unfinished(st)
   local theirs = unfinished[entry[1]][entry[2]] or {}
