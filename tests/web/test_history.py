@@ -10,6 +10,7 @@ from tests.support.binaries import wait_until
 from tests.support.server import Service
 from tests.web.conftest import Opened
 from tests.web.flights import START, Feed
+from tests.web.test_phone import NOTE_LABELS
 
 STAGES = {"taps": {"shards": ["tap-0", "tap-1"]}, "other": {"shards": ["0"]}}
 LINKS = {"spark": "http://driver:4040/jobs", "logs": "https://logs.example/?q=taps"}
@@ -97,6 +98,36 @@ def test_a_change_comes_to_the_chart_that_is_shown(service: Service, open_page: 
             expect(_marks(page)).to_have_count(1)
             _end(feed, _open(feed, "taps"), "failed")
             expect(page.locator(".chart .mark.failed")).to_have_count(1)
+
+
+def test_a_stopped_run_has_a_mark_of_its_own(service: Service, open_page: Opened):
+    with Feed(service.url, "stopped-run") as feed:
+        feed.define(STAGES)
+        for outcome in ("finished", "stopped"):
+            _end(feed, _open(feed, "taps"), outcome)
+        with open_page("/#/jobs/stopped-run/stages/taps") as page:
+            for kind in ("ended", "stopped"):
+                expect(page.locator(f".chart .mark.{kind}")).to_have_count(1)
+            expect(page.locator(".marks-legend")).to_contain_text("⊘ run stopped")
+
+
+def test_the_chart_of_a_stage_without_a_watermark_is_not_labelled(
+    service: Service, open_page: Opened
+):
+    """The axis of watermarks had the wall times of the last hour."""
+    with Feed(service.url, "just-reset") as feed:
+        feed.define(STAGES)
+        feed.claim("taps", holder="worker").promise(START)
+        feed.send("POST", "/reset")
+        with open_page() as page:
+            page.evaluate(NOTE_LABELS)
+            page.goto("/#/jobs/just-reset/stages/taps?span=900000")
+            expect(page.locator("section .empty").first).to_have_text(
+                "The stage does not have a watermark in this time."
+            )
+            labels = page.evaluate("window.labels().filter(([text, left]) => left < 90)")
+            assert labels == []
+            expect(page.locator(".marks-legend")).to_contain_text("◆ reset")
 
 
 def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened):

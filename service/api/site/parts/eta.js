@@ -4,7 +4,7 @@ import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed, go } from "../lib/route.js";
 import { unbroken } from "../lib/text.js";
-import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput } from "../lib/time.js";
+import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput, zoneName } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
 const HOUR_MS = 3_600_000;
@@ -24,7 +24,7 @@ export function Eta({ route, stage, zone, nowMs }) {
     <form class="ask" onSubmit=${ask}>
       <label for="at">Everything before</label>
       <input id="at" name="at" type="datetime-local" step="1" required defaultValue=${toInput(start, zone)} key=${`${at} ${zone} ${start === null}`} />
-      <span>${zone === "utc" ? "UTC" : ""}</span>
+      <span class="zone">${zoneName(zone)}</span>
       <button type="submit">has arrived when?</button>
     </form>
     ${at !== null && html`<${Answer} route=${route} at=${at} zone=${zone} nowMs=${nowMs} />`}

@@ -4,7 +4,7 @@ import { html, useMemo, useRef, useState } from "../lib/html.js";
 import { steps as stepsOf, usePoll } from "../lib/hooks.js";
 import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
-import { duration, instant, isInstant } from "../lib/time.js";
+import { duration, instant, isEnd, isInstant } from "../lib/time.js";
 import { marksOf, MarksLegend, MarksTable, place, wordsAt } from "./marks.js";
 import { perSecond, rate, Rates } from "./rates.js";
 
@@ -53,6 +53,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
       <span class="help">drag over the chart to zoom</span></p>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
     <${Chart} columns=${columns} marks=${marks} setLeft=${setLeft} shown=${shown} zone=${zone} zoomTo=${zoomTo} label=${told(stage, zone)} />
+    ${data && !hasValues(columns) && html`<p class="empty">${emptyText(points, stage)}</p>`}
     <${MarksLegend} marks=${marks} left=${left} more=${more} />
     <${Rates} points=${points} shown=${shown} stage=${stage} zone=${zone} isLive=${view.live} />
     ${data ? html`<${Steps} points=${points} zone=${zone} />` : !problem && html`<p class="empty">Loading…</p>`}
@@ -127,7 +128,7 @@ function optionsOf(zone, { zoom, mark, tell }) {
   return {
     cursor: { drag: { x: true, y: false, setScale: false }, y: false },
     scales: { x: { time: true, auto: false }, y: { time: true, range: padded } },
-    axes: axes(times(zone), times(zone), {}, { space: 40 }),
+    axes: axes(times(zone), (made, ...others) => (hasValues(made.data) ? times(zone)(made, ...others) : []), {}, { space: 40 }),
     series: [{}, steps("output", "--output"), steps("input", "--input", { dash: [6, 4] })],
     hooks: {
       draw: [mark],
@@ -145,6 +146,16 @@ function optionsOf(zone, { zoom, mark, tell }) {
       }],
     },
   };
+}
+
+/** Without a watermark, the axis of watermarks has no labels: any would be made up. */
+const hasValues = ([, ...lines]) => lines.some((line) => line.some((value) => value !== null));
+
+/** What a chart without a line stands for. */
+function emptyText(points, stage) {
+  if (isEnd(stage?.output_watermark)) return "The watermark is at the end of time.";
+  const some = points.some((each) => each.output_watermark !== null);
+  return some ? "" : "The stage does not have a watermark in this time.";
 }
 
 /** A stage that stands still has no range of its own: then some time around it is shown. */

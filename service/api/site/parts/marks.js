@@ -6,6 +6,7 @@ import { counted, instant, wholeMoments } from "../lib/time.js";
 /** How each is shown: never by colour alone. The most telling first: of many, these are drawn. */
 const KINDS = {
   failed: ["✕", "run failed"],
+  stopped: ["⊘", "run stopped"],
   reset: ["◆", "reset"],
   retired: ["◇", "range retired"],
   returned: ["◈", "range reports again"],
@@ -21,6 +22,9 @@ const ACTIONS = {
   "retire-range": "retired", "return-range": "returned", "open-run": "opened", "end-run": "ended",
 };
 
+/** Of a run that has ended otherwise than by itself. */
+const OUTCOMES = { failed: "failed", stopped: "stopped" };
+
 /** Width of the chart for each mark: more of them would cover the lines. */
 const ROOM = 24;
 const NEAR = 8;
@@ -33,7 +37,7 @@ const NEAR = 8;
  */
 export const marksOf = (changes) => changes.filter((each) => each.action in ACTIONS).map((each) => ({
   at: Date.parse(each.at),
-  kind: each.outcome === "failed" ? "failed" : ACTIONS[each.action],
+  kind: OUTCOMES[each.outcome] ?? ACTIONS[each.action],
   text: each.detail,
   because: each.because,
 }));
