@@ -97,5 +97,7 @@ def _move_lines(move: MoveAnswer) -> Iterator[str]:
     ):
         if old != new:
             yield f"{move['stage']}: {side} {instant_text(old)} -> {instant_text(new)}"
-    if before["status"] != after["status"]:
+    if before["status"] != after["status"] == "final":
+        yield f"{move['stage']} becomes final, which cannot be taken back"
+    elif before["status"] != after["status"]:
         yield f"{move['stage']}: {before['status']} -> {after['status']}"

@@ -36,11 +36,14 @@ from spark_agent.client.responses import (
     AdviceAnswer,
     HeldByAnswer,
     JobsAnswer,
+    PastWatermark,
     ProblemLine,
 )
 from spark_agent.client.watermark_wait import eta_text
 from spark_agent.times import (
     INSTANT_FORMS,
+    MAX_MS,
+    duration_text,
     instant_text,
     read_instant_ms,
 )
@@ -55,6 +58,7 @@ _HISTORY: Final = (
     Column("at"),
     Column("input watermark", 1, usual="none"),
     Column("output watermark"),
+    Column("advance", 2, right=True),
     Column("status"),
 )
 _GROUPS: Final = (
@@ -194,6 +198,7 @@ def history(
             return
         if understood:
             typer.echo(", ".join(f"{name} {at}" for name, at in understood.items()), err=True)
+        points_before = [None, *found["points"]]
         print_table(
             _HISTORY,
             [
@@ -201,14 +206,23 @@ def history(
                     instant_text(each["at"]),
                     input_text(each["input_watermark"]),
                     instant_text(each["output_watermark"]),
+                    "" if before is None else _advance(before, each),
                     each["status"],
                 )
-                for each in found["points"]
+                for before, each in zip(points_before, found["points"], strict=False)
             ],
             wide=form == "wide",
         )
         if len(found["points"]) >= points:
             typer.echo(f"at most {points:,} changes, the last of each interval: --points")
+
+
+def _advance(before: PastWatermark, after: PastWatermark) -> str:
+    """Write the advance of an output watermark. A first watermark has not advanced from anything."""
+    old, new = before["output_watermark"], after["output_watermark"]
+    if new is None or new in {old, MAX_MS}:
+        return ""
+    return "at first" if old is None else duration_text(new - old)
 
 
 def eta(

@@ -27,7 +27,8 @@ def _end(feed: Feed, run: int, outcome: str, because: str = "") -> None:
 
 def _change(feed: Feed) -> None:
     etag = feed.client.get(feed.root).headers["etag"]
-    stages = {**STAGES, "below": {"inputs": ["taps"], "passthrough": True}}
+    taps = {**STAGES["taps"], "percentiles": [50]}
+    stages = {**STAGES, "taps": taps, "below": {"inputs": ["taps"], "passthrough": True}}
     changed = feed.client.put(feed.root, json={"stages": stages}, headers={"If-Match": etag})
     assert changed.is_success, changed.text
 
@@ -77,7 +78,9 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
             page.get_by_text("8 changes as a table").click()
             rows = page.locator(".changes tbody tr")
             expect(rows).to_have_count(8)
-            expect(rows.first).to_contain_text("the specification changed: layout 2")
+            expect(rows.first).to_contain_text(
+                "the specification changed: layout 2; taps: another policy; below: new"
+            )
             expect(rows.filter(has_text="was retired")).to_contain_text("the site is closed")
             # A mark neither takes the mouse from the chart nor hides the line.
             events = "getComputedStyle(document.querySelector('.marks')).pointerEvents"

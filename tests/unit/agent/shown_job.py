@@ -222,6 +222,12 @@ HISTORY = {
             "output_watermark": NEW_YEAR - MINUTE,
             "status": "active",
         },
+        {
+            "at": NEW_YEAR + 9_005,
+            "input_watermark": NEW_YEAR - 250,
+            "output_watermark": NEW_YEAR - 250,
+            "status": "active",
+        },
     ]
 }
 ETA = {

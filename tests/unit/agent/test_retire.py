@@ -38,7 +38,7 @@ MOVES = """\
 tap-2 of taps has promised 2026-01-01T00:00:00.000Z
 worker-1 holds a lease on it: its next report ends the retirement
 taps: output 2026-01-01T00:00:00.000Z -> the end of time
-taps: active -> final
+taps becomes final, which cannot be taken back
 sums: input 2026-01-01T00:00:00.000Z -> the end of time
 without tap-2, the lowest range of taps is tap-1
 """
