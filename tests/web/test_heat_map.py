@@ -79,3 +79,17 @@ def test_the_slowest_range_of_a_sound_stage_is_not_an_alarm(service: Service, op
             )
             page.emulate_media(color_scheme="dark")
             assert all(180 < hue < 260 for hue in _hues(page)), "in the dark theme, too"
+
+
+def test_a_range_without_a_worker_is_an_alarm(service: Service, open_page: Opened):
+    with Feed(service.url, "alarmed") as feed:
+        feed.define({"s": {"shards": ["a", "b"]}})
+        feed.claim("s", ["a"], holder="worker").promise(START)
+        gone = feed.claim("s", ["b"], holder="gone")
+        gone.promise(START)
+        gone.release()
+        with open_page("/#/jobs/alarmed/stages/s") as page:
+            expect(page.locator(".heat .expired")).to_have_text("!")
+            calm, alarm = _hues(page)
+            assert 180 < calm < 260
+            assert alarm < 20 or alarm > 340, "red"
