@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from service.ledger.port import Ledger, Span
-from service.model.audit import Action, AuditRecord, parts_of, returned_by
+from service.model.audit import Action, AuditRecord, parts_of, returned_by, stages_of
 from service.model.changes import Change
 from service.model.runs import RunRecord
-
-_LAYOUT = "layout "
 
 
 class ChangesOfJobs:
@@ -37,8 +35,8 @@ def change_of(record: AuditRecord) -> Change:
 
     >>> from service.model.audit import Actor, Deed
     >>> deed = Deed(Action.CHANGE_JOB, Actor("ci", "10.0.0.1"), 5)
-    >>> change_of(AuditRecord(1, deed, "scores", None, "layout 7")).layout_version
-    7
+    >>> change_of(AuditRecord(1, deed, "scores", None, "layout 7; taps: + shard b")).stages
+    ('taps',)
     """
     at_ms, action = record.deed.at_ms, record.deed.action
     if action is Action.RETIRE_RANGE:
@@ -48,8 +46,8 @@ def change_of(record: AuditRecord) -> Change:
         stage, name, because = parts_of(record.detail)
         return Change(at_ms, action, (stage,), holder=returned_by(because), range=name)
     if action is Action.CHANGE_JOB:
-        version = record.detail.removeprefix(_LAYOUT)
-        return Change(at_ms, action, layout_version=int(version) if version.isdigit() else None)
+        detail = record.detail
+        return Change(at_ms, action, stages_of(detail), specification=detail)
     return Change(at_ms, action)
 
 

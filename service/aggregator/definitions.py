@@ -19,6 +19,7 @@ from service.errors import (
     UnavailableError,
     UnknownJobError,
 )
+from service.frontier.differences import differences
 from service.frontier.graph import Pipeline
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
@@ -283,8 +284,9 @@ class Definitions:
                 inherited[name] = await asyncio.to_thread(
                     inherited_columns, old_ranges, current, new_ranges
                 )
+        words = await asyncio.to_thread(differences, before, pipeline) if deed else dict[str, str]()
         stored = await self._ledger.replace(
-            NewLayout(job, spec, changed, inherited, layouts, joined),
+            NewLayout(job, spec, changed, inherited, layouts, joined, words),
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),

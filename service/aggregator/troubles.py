@@ -125,7 +125,8 @@ def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
         f"{of.some(left)} {_have(left)} no worker since {of.moment(since_ms)}"
         f" ({_their(left)} last run was stopped{_cause(end)})"
     )
-    return of.trouble(Health.NO_WORKER, left, since_ms, because, of.departed(left))
+    holder = [end.holder] if end.holder else []
+    return of.trouble(Health.NO_WORKER, left, since_ms, because, of.departed(left) or holder)
 
 
 def no_worker_trouble(of: TroubledRanges) -> Trouble:

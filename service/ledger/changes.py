@@ -25,6 +25,19 @@ _ACTIONS = (
 """Those without runs, which the ledger keeps apart. The index passes over the records of runs."""
 
 
+_OF_SOME_STAGES = (
+    (audit.c.action == Action.CHANGE_JOB.value)
+    & audit.c.detail.contains("; ", autoescape=True)
+    # Cut: others may follow.
+    & ~audit.c.detail.endswith("…", autoescape=True)
+)
+"""Changes of a specification whose detail has every stage that differs (see `specification_of`)."""
+
+
+def _names(stage: str) -> ColumnElement[bool]:
+    return audit.c.detail.contains(f"; {stage}: ", autoescape=True)
+
+
 async def find_changes(
     db: AsyncConnection, job: str, stage: str | None, span: Span, limit: int
 ) -> RecordedChanges:
@@ -45,7 +58,7 @@ async def find_changes(
         # The detail of a retirement, or of its end, begins with the stage. Names do not have blanks.
         of_stage = audit.c.detail.startswith(f"{stage} ", autoescape=True)
         of_range = audit.c.action.in_(OF_RANGES)
-        records = records.where(or_(~of_range, of_stage))
+        records = records.where(or_(~of_range, of_stage), or_(~_OF_SOME_STAGES, _names(stage)))
     started = runs.c.started_at_ms.between(*span)
     ended = runs.c.ended_at_ms.between(*span)
     # Each run has at least one change, so the newest changes are of at most as many runs.

@@ -42,6 +42,8 @@ class NewLayout:
     meanwhile for the former one is joined to the inherited columns."""
     joined: str | None = None
     """The source that shards join; None: another change."""
+    differences: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Differences from the former specification, in a few words by stage, for the audit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def end_of(row: Row[Any]) -> RunEnd | None:
     """Return the end of the run in a row of a run, or of a stage with its run."""
     if row.outcome is None:
         return None
-    return RunEnd(row.run, Outcome(row.outcome), row.ended_at_ms, row.because or "")
+    return RunEnd(row.run, Outcome(row.outcome), row.ended_at_ms, row.because or "", row.holder)
 
 
 def run_row(job: str, number: int, run: NewRun, at_ms: int, epoch: int | None) -> dict[str, Any]:

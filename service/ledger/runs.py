@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import StaleRunError, UnknownRunError
@@ -77,7 +78,7 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
         },
     )
     await write_audit(db, deed, job=job, detail=_end_text(end, stages))
-    return EndedRun(end, stages)
+    return EndedRun(replace(end, holder="" if row is None else row.holder), stages)
 
 
 def _end_text(end: RunEnd, stages: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ from service.ledger.rows import new_job_row
 from service.ledger.run_statements import SAVE_EPOCHS_OF_RUNS
 from service.ledger.tables import jobs, promise_chunks, stages
 from service.ledger.transactions import reading, writing
-from service.model.audit import Action, AuditRecord, Deed
+from service.model.audit import Action, AuditRecord, Deed, specification_of
 from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StoredJob
@@ -184,7 +184,7 @@ class SqlLedger(Ledger):
         await change_layouts(
             db, self._checkpoints, layout, row.incarnation, generation, layout_version + 1, at_ms
         )
-        detail = f"layout {layout_version + 1}"
+        detail = specification_of(layout_version + 1, layout.differences)
         await audit.write_audit(db, deed, job=layout.job, detail=detail)
         stored = await load_job(db, layout.job)
         check_joined(stored, layout.joined)

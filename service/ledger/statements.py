@@ -68,7 +68,7 @@ FIND_DELETED = select(jobs.c.name, jobs.c.generation).where(
     jobs.c.name.in_(bindparam("b_jobs", expanding=True)), jobs.c.deleted
 )
 FIND_STAGES = (
-    select(stages, runs.c.outcome, runs.c.ended_at_ms, runs.c.because)
+    select(stages, runs.c.outcome, runs.c.ended_at_ms, runs.c.because, runs.c.holder)
     .outerjoin(runs, and_(runs.c.job == stages.c.job, runs.c.run == stages.c.run))
     .where(stages.c.job.in_(bindparam("b_jobs", expanding=True)))
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -67,6 +68,28 @@ def detail_of(stage: str, range_name: str, because: str) -> str:
     'taps taps-3: the site is closed'
     """
     return f"{stage} {range_name}: {because}"
+
+
+def specification_of(layout_version: int, differences: Mapping[str, str]) -> str:
+    """Return the detail of a change of a specification. `differences`: in a few words, by stage.
+
+    >>> specification_of(2, {"taps": "+ shard b", "v": "new"})
+    'layout 2; taps: + shard b; v: new'
+    """
+    parts = [f"{stage}: {words}" for stage, words in differences.items()]
+    return "; ".join([f"layout {layout_version}", *parts])
+
+
+def stages_of(detail: str) -> Sequence[str] | None:
+    """Return the stages in the detail of a change of a specification; None: unknown, as in older records
+    and in a detail that was cut, or all.
+
+    >>> stages_of("layout 2; taps: + shard b; v: new"), stages_of("layout 2") is None
+    (('taps', 'v'), True)
+    """
+    _, *parts = detail.split("; ")
+    is_cut = detail.endswith("…")
+    return None if is_cut or not parts else tuple(part.partition(":")[0] for part in parts)
 
 
 def return_of(holder: str) -> str:

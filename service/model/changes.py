@@ -16,13 +16,13 @@ class Change:
     at_ms: int
     action: Action
     stages: Sequence[str] | None = None
-    """The stages of the run, or of the range; None: all stages of the job."""
+    """The stages of the run, of the range, or of the specification's change; None: all of the job."""
     run: int | None = None
     holder: str | None = None
     """The holder of the run that was opened, or of the lease on the range that reports again."""
     outcome: Outcome | None = None
     range: str | None = None
-    layout_version: int | None = None
-    """The layout that a change of the specification has made."""
+    specification: str = ""
+    """The layout of a changed specification, and the differences of its stages, in a few words."""
     because: str | None = None
     """The reason from the program or the operator."""

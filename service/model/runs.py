@@ -36,6 +36,8 @@ class RunEnd(Struct, frozen=True):
     at_ms: int
     because: str = ""
     """The reason from the program; empty: not given."""
+    holder: str = ""
+    """The holder of the run; empty: the run has ended under an older version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,7 +437,7 @@ def test_a_run_knows_who_opened_it(ledger: Ledger, runner: asyncio.Runner) -> No
 def test_a_run_is_ended_once(ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner) -> None:
     links = {"spark": "http://driver:4040"}
     run = runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1", "scores", links), 5))
-    end = RunEnd(run, Outcome.FINISHED, 9)
+    end = RunEnd(run, Outcome.FINISHED, 9, holder="driver-1")
     ended = runner.run(ledger.end_run("j", end))
     assert (ended.end, ended.stages) == (end, ["k", "s"])
     again = RunEnd(run, Outcome.FINISHED, 20, "again")
@@ -462,7 +462,7 @@ def test_the_end_of_a_run_is_restored_with_its_stages(
 ) -> None:
     first = runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1"), 1))
     second = runner.run(ledger.open_run("j", NewRun(["s"], "driver-2"), 2))
-    end = RunEnd(first, Outcome.FAILED, 3, "out of memory")
+    end = RunEnd(first, Outcome.FAILED, 3, "out of memory", "driver-1")
     assert runner.run(ledger.end_run("j", end)).stages == ["k"]
     stages = revive().installed.stages
     assert (stages["s"].end, stages["k"].end) == (None, end)

@@ -47,7 +47,7 @@ async def test_each_change_is_there_with_its_words(job: Api, gauge: InProcess):
     assert times == sorted(times, reverse=True)
     assert found["changes"] == [
         _line("reset-job", "the job was reset: its next generation began"),
-        _line("change-job", "the specification changed: layout 2"),
+        _line("change-job", "the specification changed: layout 2; v: new", stages=["v"]),
         _line("retire-range", "range 1 of s was retired", stages=["s"], range="1", because=BECAUSE),
         _line(
             "end-run",
@@ -83,6 +83,20 @@ async def test_the_changes_of_a_stage_are_its_own_and_those_of_the_job(job: Api)
         ("retire-range", ["s"]),
     ]
     assert [each["action"] for each in found if each["stages"] is None] == ["create-job"]
+
+
+async def test_a_change_of_the_specification_is_one_of_its_stages(job: Api):
+    """Each chart had its mark, and its words were the number of the layout."""
+    await job.change({**SPEC, "s": {"shards": ["0", "1", "9"]}})
+    found = {
+        stage: [each["detail"] for each in (await job.changes(f"?stage={stage}"))["changes"]]
+        for stage in ("s", "s2")
+    }
+    created = "the job was created"
+    assert found == {
+        "s": ["the specification changed: layout 2; s: + shard 9", created],
+        "s2": [created],
+    }
 
 
 async def test_changes_within_a_span(job: Api, gauge: InProcess):

@@ -270,7 +270,7 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         ("reset-job", "admin (environment)", ""),
         ("end-run", "driver", "run 1 of s was stopped"),
         ("open-run", "driver", "run 1 of s by driver-1"),
-        ("change-job", "admin (environment)", "layout 2"),
+        ("change-job", "admin (environment)", "layout 2; s: + shard 1"),
         ("create-job", "admin (environment)", ""),
     ]
     assert {each["address"] for each in records} == {"127.0.0.1"}

@@ -24,13 +24,20 @@ FAULTS: Final = """() => {
   const inside = (a, b) => a.left >= b.left - 1 && a.top >= b.top - 1
     && a.right <= b.right + 1 && a.bottom <= b.bottom + 1;
   const places = [];
+  const long = LONG;
   for (const stage of document.querySelectorAll(".graph a[data-stage]")) {
     const box = stage.querySelector(".box").getBoundingClientRect();
     places.push([stage.dataset.stage, box]);
     const texts = [...stage.querySelectorAll("text")].map((each) => [
       each.textContent, each.getBoundingClientRect(),
       each.closest(".badge")?.querySelector("rect").getBoundingClientRect()]);
+    for (const each of stage.querySelectorAll("text")) {
+      const size = parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a;
+      if (size < 11) faults.push(`${each.textContent} has ${size} pixels`);
+    }
     for (const [text, place, badge] of texts) {
+      const isShortened = text.includes("…") && !stage.dataset.stage.startsWith(long);
+      if (isShortened) faults.push(`${text} is shortened`);
       if (!inside(place, box)) faults.push(`${text} at ${round(place)} leaves ${round(box)}`);
       if (badge && !inside(place, badge)) faults.push(`${text} is outside of its badge`);
     }
@@ -56,8 +63,8 @@ FAULTS: Final = """() => {
   const large = canvas.right > innerWidth || canvas.height > innerHeight * 0.71;
   if (large) faults.push("its place is larger than the screen");
   return faults.slice(0, 10);
-}"""
-"""All that is wrong with the graph on the screen."""
+}""".replace("LONG", f'"{LONG}"')
+"""All that is wrong with the graph on the screen: only the longest name is shortened."""
 
 
 def _job(size: int) -> Mapping[str, Any]:

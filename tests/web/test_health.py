@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from tests.support.api import ok
 from tests.support.server import Service
 from tests.web.conftest import Opened
+from tests.web.flights import START, Feed
 
 SHARDS = [f"c-{k:02}" for k in range(24)]
 
@@ -99,3 +100,52 @@ def test_a_job_between_two_nights_has_ended(service: Service, open_page: Opened)
             expect(page.locator('a[data-stage="clicks"]')).to_have_class(re.compile(r"\bended\b"))
             expect(page.locator(".because")).to_contain_text("the last run of clicks finished at")
             expect(page.locator(".problems")).to_have_count(0)
+
+
+def test_a_stage_below_an_ended_input_is_not_shown_as_moving(service: Service, open_page: Opened):
+    with Feed(service.url, "below-ended") as feed:
+        feed.define(
+            {
+                "dump": {"shards": ["0"]},
+                "taps": {"shards": ["0"]},
+                "both": {"inputs": ["dump", "taps"], "passthrough": True},
+            }
+        )
+        run = feed.send("POST", "/runs", {"stages": ["dump"], "holder": "driver"})["run"]
+        feed.claim("dump", holder="w", run=run).promise(START)
+        feed.send("POST", f"/runs/{run}/end", {"outcome": "finished"})
+        feed.claim("taps", holder="w").promise(START + 60_000)
+        with open_page("#/jobs/below-ended") as page:
+            box = page.locator('a[data-stage="both"]')
+            expect(box.locator(".badge.health")).to_have_text("input ended")
+            expect(box).to_have_attribute("aria-label", re.compile("^both, active, input ended:"))
+            row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="both"))
+            expect(row).to_contain_text("active, input ended")
+        with open_page("#/jobs/below-ended/stages/both") as page:
+            expect(page.locator(".facts .status")).to_have_text("● active, input ended")
+        with open_page("/?#/?q=below-ended") as page:
+            state = page.locator('tr[data-job="below-ended"] [data-label="State"]')
+            expect(state).to_have_text("● active, dump has ended")
+
+
+def test_the_stages_that_wait_for_a_problem_or_will_are_named(service: Service, open_page: Opened):
+    """The list of jobs named the slowest stage beside the cause of another one, and not who waits."""
+    with Feed(service.url, "waited-for") as feed:
+        stages = {
+            "lost": {"shards": ["0"]},
+            "slow": {"shards": ["0"]},
+            "below": {"inputs": ["lost"], "passthrough": True},
+            "both": {"inputs": ["lost", "slow"], "passthrough": True},
+        }
+        feed.define(stages)
+        lost = feed.claim("lost", holder="w")
+        lost.promise(START + 60_000)
+        lost.release()
+        feed.claim("slow", holder="w").promise(START)
+        waits = "; below waits for lost; both does not wait for lost yet"
+        with open_page("#/jobs/waited-for") as page:
+            expect(page.locator('[data-problem="lost"]')).to_contain_text(waits)
+        with open_page("/?#/?q=waited-for") as page:
+            state = page.locator('tr[data-job="waited-for"] [data-label="State"]')
+            expect(state).to_contain_text("1 of 1 ranges of lost has no worker since")
+            expect(state).to_contain_text("(range 0); below waits; both does not wait yet")

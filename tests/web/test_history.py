@@ -10,6 +10,7 @@ from tests.support.binaries import wait_until
 from tests.support.server import Service
 from tests.web.conftest import Opened
 from tests.web.flights import START, Feed
+from tests.web.test_phone import NOTE_LABELS
 
 STAGES = {"taps": {"shards": ["tap-0", "tap-1"]}, "other": {"shards": ["0"]}}
 LINKS = {"spark": "http://driver:4040/jobs", "logs": "https://logs.example/?q=taps"}
@@ -26,7 +27,8 @@ def _end(feed: Feed, run: int, outcome: str, because: str = "") -> None:
 
 def _change(feed: Feed) -> None:
     etag = feed.client.get(feed.root).headers["etag"]
-    stages = {**STAGES, "below": {"inputs": ["taps"], "passthrough": True}}
+    taps = {**STAGES["taps"], "percentiles": [50]}
+    stages = {**STAGES, "taps": taps, "below": {"inputs": ["taps"], "passthrough": True}}
     changed = feed.client.put(feed.root, json={"stages": stages}, headers={"If-Match": etag})
     assert changed.is_success, changed.text
 
@@ -76,7 +78,9 @@ def test_changes_are_marked_on_the_chart(service: Service, open_page: Opened):
             page.get_by_text("8 changes as a table").click()
             rows = page.locator(".changes tbody tr")
             expect(rows).to_have_count(8)
-            expect(rows.first).to_contain_text("the specification changed: layout 2")
+            expect(rows.first).to_contain_text(
+                "the specification changed: layout 2; taps: another policy; below: new"
+            )
             expect(rows.filter(has_text="was retired")).to_contain_text("the site is closed")
             # A mark neither takes the mouse from the chart nor hides the line.
             events = "getComputedStyle(document.querySelector('.marks')).pointerEvents"
@@ -99,6 +103,36 @@ def test_a_change_comes_to_the_chart_that_is_shown(service: Service, open_page: 
             expect(page.locator(".chart .mark.failed")).to_have_count(1)
 
 
+def test_a_stopped_run_has_a_mark_of_its_own(service: Service, open_page: Opened):
+    with Feed(service.url, "stopped-run") as feed:
+        feed.define(STAGES)
+        for outcome in ("finished", "stopped"):
+            _end(feed, _open(feed, "taps"), outcome)
+        with open_page("/#/jobs/stopped-run/stages/taps") as page:
+            for kind in ("ended", "stopped"):
+                expect(page.locator(f".chart .mark.{kind}")).to_have_count(1)
+            expect(page.locator(".marks-legend")).to_contain_text("⊘ run stopped")
+
+
+def test_the_chart_of_a_stage_without_a_watermark_is_not_labelled(
+    service: Service, open_page: Opened
+):
+    """The axis of watermarks had the wall times of the last hour."""
+    with Feed(service.url, "just-reset") as feed:
+        feed.define(STAGES)
+        feed.claim("taps", holder="worker").promise(START)
+        feed.send("POST", "/reset")
+        with open_page() as page:
+            page.evaluate(NOTE_LABELS)
+            page.goto("/#/jobs/just-reset/stages/taps?span=900000")
+            expect(page.locator("section .empty").first).to_have_text(
+                "The stage does not have a watermark in this time."
+            )
+            labels = page.evaluate("window.labels().filter(([text, left]) => left < 90)")
+            assert labels == []
+            expect(page.locator(".marks-legend")).to_contain_text("◆ reset")
+
+
 def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened):
     with Feed(service.url, "crowded") as feed:
         feed.define(STAGES)
@@ -115,6 +149,11 @@ def test_many_marks_leave_the_chart_visible(service: Service, open_page: Opened)
             expect(page.locator(".marks-legend")).to_contain_text(
                 f"{72 - drawn} marks not drawn: zoom in"
             )
+
+
+def _last_step(feed: Feed) -> int:
+    """Return the moment of the last step of `taps`."""
+    return feed.send("GET", "/stages/taps/history?points=1000")["points"][-1]["at"]
 
 
 INKED = """() => {
@@ -143,8 +182,7 @@ def test_the_line_of_a_final_stage_lasts_until_its_end(service: Service, open_pa
     with Feed(service.url, "over") as feed:
         feed.define({"taps": {"shards": ["tap-0"]}})
         feed.claim("taps", holder="worker").promise(START)
-        path = feed.root + "/stages/taps/history?points=1000"
-        at = feed.client.get(path).json()["points"][-1]["at"]
+        at = _last_step(feed)
         feed.send("POST", "/stages/taps/ranges/tap-0/retire", {"because": "the site is closed"})
         with open_page(f"/#/jobs/over/stages/taps?from={at - 100}&to={at + 200}") as page:
             expect(page.locator(".chart canvas")).to_be_visible()
@@ -157,6 +195,21 @@ def test_a_single_step_is_counted_in_words(service: Service, open_page: Opened):
         feed.define({"taps": {"shards": ["tap-0"]}})
     with open_page("/#/jobs/declared/stages/taps") as page:
         expect(page.get_by_text("The last step as a table")).to_be_visible()
+
+
+def test_a_first_watermark_has_not_come_after_another(service: Service, open_page: Opened):
+    with Feed(service.url, "first-steps") as feed:
+        feed.define({"taps": {"shards": ["tap-0"]}})
+        lease = feed.claim("taps", holder="worker")
+        lease.promise(START)
+        at = _last_step(feed)
+        with open_page(
+            f"/#/jobs/first-steps/stages/taps?from={at - 1_000}&to={at + 1_000}"
+        ) as page:
+            page.get_by_text(re.compile(r"The last \d steps as a table")).click()
+            after = page.locator("details tbody tr td:nth-child(4)")
+            expect(after.first).to_have_text("at first")
+            expect(after.last).to_have_text("–")  # noqa: RUF001
 
 
 def test_rates_beside_the_watermark(service: Service, open_page: Opened):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from tests.support.binaries import wait_until
 from tests.support.server import Service
 from tests.web.conftest import Opened
-from tests.web.flights import Feed, Flights
+from tests.web.flights import DAY, HOUR, START, Feed, Flights
+from tests.web.test_graph import FRAMES
 
 STAGE: Final = "/#/jobs/nyc-flights/stages/newark"
 WIDTH: Final = 360
 HEIGHT: Final = 740
+MINUTE: Final = HOUR // 60
 TITLES: Final = ("Watermarks over time", "Runs", "When will it be done?", "Ranges")
 
 
@@ -85,3 +90,61 @@ def test_a_wide_view_has_nothing_to_unfold(flights: Flights, open_page: Opened):
         page.set_viewport_size({"width": 1_366, "height": 800})
         expect(page.locator(".chart .u-over")).to_be_visible()
         expect(page.locator("details.fold")).to_have_count(0)
+
+
+NOTE_LABELS: Final = """() => {
+  const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
+  const drawn = new Map();
+  window.labels = () => [...drawn.values()].at(-1);
+  CanvasRenderingContext2D.prototype.clearRect = function (...place) {
+    drawn.set(this, []);
+    return clearRect.apply(this, place);
+  };
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const { width } = this.measureText(text);
+    const height = parseFloat(/[\\d.]+px/.exec(this.font)[0]);
+    const from = this.textAlign === "right" ? -width : this.textAlign === "center" ? -width / 2 : 0;
+    const at = this.getTransform().transformPoint({ x: x + from, y });
+    const top = this.textBaseline === "middle" ? at.y - height / 2
+      : this.textBaseline === "top" ? at.y : at.y - height;
+    drawn.get(this)?.push([text, at.x, top, width, height]);
+    return fillText.call(this, text, x, y);
+  };
+}"""
+"""Keeps the labels of each plot since it was drawn last, with their places on its canvas."""
+
+HAS_VALUES: Final = "(window.labels() ?? []).some(([text]) => text.startsWith('2013'))"
+
+OVERLAPS: Final = """() => {
+  const faults = [];
+  const labels = window.labels();
+  labels.forEach(([one, x, y, width, height], k) => {
+    if (x < 0) faults.push(`${one} leaves the chart`);
+    for (const [other, x2, y2, width2, height2] of labels.slice(k + 1)) {
+      const apart = x + width <= x2 || x2 + width2 <= x || y + height <= y2 || y2 + height2 <= y;
+      if (!apart) faults.push(`${one} and ${other} overlap`);
+    }
+  });
+  return labels.length > 3 ? faults : ["labels are missing"];
+}"""
+
+
+@pytest.mark.parametrize("step", [MINUTE // 2, MINUTE, 4 * HOUR, 9 * HOUR, 3 * DAY])
+def test_the_labels_of_a_chart_do_not_overlap(service: Service, open_page: Opened, step: int):
+    name = f"labels-{step}"
+    with Feed(service.url, name) as feed:
+        feed.define({"s": {"shards": ["a"]}})
+        lease = feed.claim("s", holder="w")
+        lease.promise(START)
+        at = feed.send("GET", "/stages/s/history?points=1000")["points"][-1]["at"]
+        # Later, so that both watermarks are steps of their own.
+        time.sleep(0.1)
+        lease.promise(START + 5 * step)
+        with open_page(width=WIDTH, height=HEIGHT) as page:
+            page.evaluate(NOTE_LABELS)
+            # From a moment on that has a label, which stands in the corner of the axes.
+            begin = at - at % 5_000
+            page.goto(f"/#/jobs/{name}/stages/s?from={begin}&to={begin + 10_000}")
+            wait_until(lambda: page.evaluate(HAS_VALUES), "the watermarks are drawn")
+            page.evaluate(FRAMES)
+            assert page.evaluate(OVERLAPS) == []

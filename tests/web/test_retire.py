@@ -60,6 +60,39 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         )
 
 
+def test_the_focus_is_at_the_ranges_after_a_retirement(service: Service, open_page: Opened):
+    """It was lost with the button that had opened the dialog."""
+    with Feed(service.url, "focused") as feed:
+        feed.define({"taps": {"shards": ["t-1", "t-2", "t-3"]}})
+    for width, shard in ((1_280, "t-1"), (360, "t-2")):
+        with open_page("/#/jobs/focused/stages/taps?show=all", width=width) as page:
+            page.get_by_role("button", name=f"Retire {shard}").press("Enter")
+            dialog = page.get_by_role("dialog")
+            dialog.get_by_role("button", name="Cancel").press("Enter")
+            expect(page.get_by_role("button", name=f"Retire {shard}")).to_be_focused()
+            page.keyboard.press("Enter")
+            dialog.get_by_label("Reason").fill("the site is closed")
+            expect(dialog.get_by_role("button", name="Retire", exact=True)).to_be_enabled()
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("button", name=f"Retire {shard}")).to_have_count(0)
+            focused = page.locator("#ranges-title:focus, summary:focus")
+            expect(focused).to_have_text("Ranges")
+            expect(focused).to_be_in_viewport()
+
+
+def test_a_stage_that_becomes_final_is_announced(service: Service, open_page: Opened):
+    with Feed(service.url, "to-the-end") as feed:
+        feed.define(SHARDS)
+        feed.claim("taps", ["t-0"], holder="worker").report({"t-0": {"final": True}})
+    with open_page("/#/jobs/to-the-end/stages/taps?show=all") as page:
+        effects = _dialog(page).locator(".effects")
+        expect(effects).to_contain_text(
+            "taps: output watermark from none to the end of time."
+            " taps becomes final, which cannot be taken back."
+        )
+        expect(effects.get_by_text("cannot be taken back")).to_have_count(1)
+
+
 def test_a_refusal_is_shown_in_the_dialog(service: Service, open_page: Opened):
     gone = frozenset({"404", "Failed to load resource"})
     with Feed(service.url, "refusing") as feed, open_page(allowed=gone) as page:

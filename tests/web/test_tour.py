@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.support.server import Service
 from tests.unit.agent.test_inspection import run
 from tests.web.conftest import Opened
+from tests.web.test_graph import FAULTS
 from tests.web.tour import HEALTH, MARKS, STAGES, Tour
 
 WORDS: Final = {
@@ -180,11 +181,46 @@ def test_a_retired_range_is_not_ahead_of_the_lowest(tour: Tour, open_page: Opene
         expect(cell).to_have_text("–")  # noqa: RUF001
 
 
+def test_the_graph_is_whole_on_the_first_screen_of_a_laptop(tour: Tour, open_page: Opened):
+    """Five of the twelve stages were in view."""
+    with open_page("#/jobs/tour", width=1_366, height=768) as page:
+        expect(page.locator(".problems li")).to_have_count(3)
+        expect(page.locator(".because")).to_be_visible()
+        expect(page.locator(".in-view")).to_have_count(0)
+        assert page.evaluate(FAULTS) == []
+        for stage in STAGES:
+            expect(page.locator(f'a[data-stage="{stage}"] .box')).to_be_in_viewport(ratio=1)
+
+
 def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opened):
     with open_page("#/jobs/tour", width=360, height=740) as page:
         for stage, mark in MARKS.items():
             expect(_row(page, stage).get_by_text(mark)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_graph_begins_on_the_first_screen_of_a_phone(tour: Tour, open_page: Opened):
+    """The remedies of the problems filled it."""
+    with open_page("#/jobs/tour", width=360, height=740) as page:
+        expect(page.locator(".problems li")).to_have_count(3)
+        expect(page.locator(".graph a.stage .name").first).to_be_visible()
+        assert page.locator(".graph .canvas").evaluate(TOP) < 740 - 76
+        remedies = page.locator(".problems .remedy")
+        expect(remedies.first).to_be_hidden()
+        page.locator(".problems summary", has_text="remedy").first.click()
+        expect(remedies.first).to_be_visible()
+
+
+def test_the_steps_of_a_stage_are_cards_on_a_phone(tour: Tour, open_page: Opened):
+    with open_page("#/jobs/tour/stages/orders?span=900000", width=360, height=740) as page:
+        page.get_by_text(re.compile("The last .*as a table")).first.click()
+        table = page.locator("table.steps")
+        expect(table.locator('[data-label="Rows a second"]').first).to_be_visible()
+        assert table.evaluate("each => each.scrollWidth") <= table.evaluate(PLACE_WIDTH)
+
+
+TOP: Final = "each => each.getBoundingClientRect().top"
+PLACE_WIDTH: Final = "each => each.parentElement.clientWidth"
 
 
 @pytest.mark.parametrize("place", ["", "/stages/sessions", "/stages/refunds"])

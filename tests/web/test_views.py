@@ -215,7 +215,9 @@ def test_eta(service: Service, open_page: Opened):
             expect(answer).to_have_text(
                 "s has reached 2013-01-01 05:30:00Z: the output watermark is at 2013-01-01 05:39:00Z."
             )
+            expect(page.locator(".ask .zone")).to_have_text("UTC")
             page.get_by_role("link", name="Times are in UTC").click()
+            expect(page.locator(".ask .zone")).to_have_text("America/New_York")
             expect(answer).to_have_text(
                 "s has reached 2013-01-01 00:30:00: the output watermark is at 2013-01-01 00:39:00."
             )

@@ -28,7 +28,10 @@ class ChangeLine(Struct, frozen=True):
     action: Annotated[Action, Meta(description="As in the audit; not an action on a key")]
     stages: Annotated[
         list[str] | None,
-        Meta(description="The stages of the run, or of the range; null: the whole job"),
+        Meta(
+            description="The stages of the run, of the range, or of the change of the specification;"
+            " null: the whole job"
+        ),
     ]
     run: Run | None
     outcome: Annotated[Outcome | None, Meta(description="The outcome of a run that has ended")]
@@ -72,8 +75,8 @@ def _line(change: Change) -> ChangeLine:
 def in_words(change: Change) -> str:
     """Describe a change.
 
-    >>> in_words(Change(5, Action.CHANGE_JOB, layout_version=3))
-    'the specification changed: layout 3'
+    >>> in_words(Change(5, Action.CHANGE_JOB, ["v"], specification="layout 3; v: new"))
+    'the specification changed: layout 3; v: new'
     >>> in_words(Change(5, Action.END_RUN, ["taps"], 7, outcome=Outcome.STOPPED))
     'run 7 was stopped'
     """
@@ -89,7 +92,7 @@ def in_words(change: Change) -> str:
             by = f", by {change.holder}" if change.holder else ""
             return f"range {change.range} of {stages} reports again{by}: its retirement has ended"
         case Action.CHANGE_JOB:
-            layout = "" if change.layout_version is None else f": layout {change.layout_version}"
-            return f"the specification changed{layout}"
+            named = change.specification and f": {change.specification}"
+            return f"the specification changed{named}"
         case _:
             return _OF_JOB[change.action]

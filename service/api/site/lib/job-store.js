@@ -19,10 +19,12 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {{total: number, reported: number, idle: number, final: number, leased: number}} ranges
  * @property {string} updated_at
  * @property {number | null} [processing_watermark]
+ * @property {number | null} [system_lag_ms]
  * @property {number} [records]
  * @property {number} [late]
  * @property {number | null} [corrections]
  * @property {Record<string, number | null>} [percentiles]
+ * @property {true} [input_ended]
  *
  * @typedef {{stage: string, inputs: string[], kind: string, ranges: number}} Node
  * @typedef {{state: "connecting" | "live" | "lost" | "refused", problem?: Error, since: number}} Connection

@@ -14,16 +14,18 @@
  */
 
 /** The foot is there only where a stage has badges; each place has room for it. */
-export const NODE = { width: 264, height: 88, foot: 28 };
+export const NODE = { width: 241, height: 76, foot: 24 };
 const TALL = NODE.height + NODE.foot;
-const GAP = { x: 64, y: 12 };
+const GAP = { x: 40, y: 8 };
+/** Room of a line that passes a column. */
+const LINE = 12;
 const SWEEPS = 8;
 /** Long edges get a place in each column that they pass, unless there are more than this in all. */
 const MOST_BENDS = 4_000;
 
 /** So many columns fit a screen. A column that is taller than `FEWEST` is broken if they suffice. */
 const MOST_COLUMNS = 5;
-const FEWEST = 4;
+const FEWEST = 3;
 
 /**
  * @param {Map<string, {inputs: string[]}>} stages each after its inputs
@@ -114,9 +116,13 @@ function mean(vertices, otherwise) {
   return vertices.reduce((sum, each) => sum + each.y, 0) / vertices.length;
 }
 
-/** Draw each to its neighbours, without changing the order or coming too close. */
+/** The height that a vertex takes in its column, with the gap. */
+const size = (each) => (each.real ? TALL + GAP.y : LINE);
+
+/** Draw each to its neighbours, without changing the order or coming too close, and as low as the tallest column. */
 function place(columns) {
-  const size = (each) => (each.real ? TALL + GAP.y : 4 * GAP.y);
+  const sum = (column) => column.reduce((all, each) => all + size(each), 0);
+  const tallest = columns.reduce((most, column) => Math.max(most, sum(column)), 0);
   for (const column of columns) {
     let y = 0;
     for (const each of column) {
@@ -132,7 +138,13 @@ function place(columns) {
       for (let k = 1; k < low.length; k++) low[k] = Math.max(low[k], low[k - 1] + apart(k));
       const high = [...wanted];
       for (let k = high.length - 2; k >= 0; k--) high[k] = Math.min(high[k], high[k + 1] - apart(k + 1));
-      column.forEach((each, k) => (each.y = (low[k] + high[k]) / 2));
+      let above = 0;
+      const spare = tallest - sum(column);
+      column.forEach((each, k) => {
+        const least = above + size(each) / 2;
+        each.y = Math.max(least, Math.min(least + spare, (low[k] + high[k]) / 2));
+        above += size(each);
+      });
     }
   }
 }
@@ -140,8 +152,8 @@ function place(columns) {
 function measured(vertices, chains, columns) {
   const step = NODE.width + GAP.x;
   const all = [...vertices.values(), ...chains.flatMap((chain) => chain.bends)];
-  const top = all.reduce((least, each) => Math.min(least, each.y), Infinity) - TALL / 2;
-  const bottom = all.reduce((most, each) => Math.max(most, each.y), -Infinity) + TALL / 2;
+  const top = all.reduce((least, each) => Math.min(least, each.y - size(each) / 2), Infinity) + GAP.y / 2;
+  const bottom = all.reduce((most, each) => Math.max(most, each.y + size(each) / 2), -Infinity) - GAP.y / 2;
   const places = new Map();
   for (const each of vertices.values()) {
     places.set(each.name, { x: each.column * step, y: each.y - top - TALL / 2 });
@@ -153,7 +165,7 @@ function measured(vertices, chains, columns) {
     to: to.name,
     points: [
       { x: from.column * step + NODE.width, y: from.y - line },
-      ...bends.map((bend) => ({ x: bend.column * step + NODE.width / 2, y: bend.y - line })),
+      ...bends.flatMap(({ column, y }) => [0, NODE.width].map((across) => ({ x: column * step + across, y: y - top }))),
       { x: to.column * step, y: to.y - line },
     ],
   }));

@@ -47,10 +47,13 @@ const shared = (zone, height, width) => ({
   tzDate: (ms) => (zone === "utc" ? globalThis.uPlot.tzDate(new Date(ms), "Etc/UTC") : new Date(ms)),
 });
 
+/** A label to the left may have a second line, which ends below the plot: the times stand lower. */
+const BELOW = { space: 110, gap: 18, size: 64 };
+
 /** The axes: wall time below, and to the left the values, each written by a function. */
 export function axes(below, left, ofBelow = {}, ofLeft = {}) {
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-  return [{ ...axis, values: below, space: 110, ...ofBelow }, { ...axis, values: left, size: LEFT, ...ofLeft }];
+  return [{ ...axis, values: below, ...BELOW, ...ofBelow }, { ...axis, values: left, size: LEFT, ...ofLeft }];
 }
 
 /** What an axis of times is labelled with. */

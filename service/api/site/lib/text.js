@@ -1,4 +1,5 @@
-/** Texts that fit their place: measured as the browser draws them, and shortened in the middle. */
+/** Texts that fit their place: measured as the browser draws them, shortened in the middle, or not broken within a value. */
+import { html } from "./html.js";
 
 const MOST_KEPT = 20_000;
 
@@ -44,3 +45,17 @@ export function fitted(text, font, width) {
   }
   return cut(fits);
 }
+
+/** The first of some texts that has room, else the last one, shortened. @param {string[]} texts */
+export const firstFitted = (texts, font, width) =>
+  fitted(texts.find((each) => widthOf(each, font) <= width) ?? texts.at(-1), font, width);
+
+/** Moments, and numbers with their units. */
+const VALUES = /(\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?Z?|\d[\d,.]* (?:d|h|min|s|ms|%)(?![\w-])(?: \d+ (?:h|min|s)(?![\w-]))?)/;
+
+/**
+ * A text of which each moment and each number with its unit stays on one line. Not by other spaces: a date breaks at
+ * its hyphens, too, and who copies the text has the usual ones.
+ * @param {string} text
+ */
+export const unbroken = (text) => html`<span>${text.split(VALUES).map((part, k) => (k % 2 ? html`<span class="unbroken">${part}</span>` : part))}</span>`;

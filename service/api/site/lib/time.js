@@ -41,29 +41,34 @@ export function zoneName(zone) {
 }
 
 const UNITS = [
-  ["y", 31_557_600_000],
   ["d", 86_400_000],
   ["h", 3_600_000],
   ["min", 60_000],
   ["s", 1_000],
 ];
+const FEW_MS = 10_000;
 
 /**
- * A duration as text, in its two largest units: `3 min 20 s`.
+ * A duration as text, in its two largest units, without those of zero: `3 min 20 s`, `7.2 s`, `250 ms`. It is cut,
+ * and not rounded, by the rule that the service and the commands have.
  * @param {number | null | undefined} ms
  */
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 0) return `−${duration(-ms)}`;
-  if (ms < 1_000) return ms < 100 ? "0 s" : `${(ms / 1_000).toFixed(1)} s`;
-  const first = UNITS.findIndex(([, size]) => ms >= size);
+  const whole = Math.floor(ms);
+  if (whole < 1_000) return whole ? `${whole} ms` : "0 s";
+  if (whole < FEW_MS) return `${Math.floor(whole / 100) / 10} s`;
+  const first = UNITS.findIndex(([, size]) => whole >= size);
   const [unit, size] = UNITS[first];
-  const count = Math.floor(ms / size);
   const next = UNITS[first + 1];
-  if (!next || count >= 100) return `${count.toLocaleString("en")} ${unit}`;
-  const rest = Math.floor((ms - count * size) / next[1]);
-  return rest ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
+  const large = `${Math.floor(whole / size).toLocaleString("en")} ${unit}`;
+  const rest = next ? Math.floor((whole % size) / next[1]) : 0;
+  return rest ? `${large} ${rest} ${next[0]}` : large;
 }
+
+/** A duration as text with its largest unit alone, and what follows its units. @param {string} text */
+export const coarse = (text) => text.replace(/^(\S+ \S+) \d+ (?:d|h|min|s)\b/, "$1");
 
 /** How far an event time is behind the clock, or ahead of it, as text. The end of time is neither. */
 export function lagText(ms, nowMs) {

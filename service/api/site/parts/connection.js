@@ -1,6 +1,7 @@
 /** Whether what is shown is up to date. */
 import { html } from "../lib/html.js";
 import { link } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { duration } from "../lib/time.js";
 
 /** @param {{connection: import("../lib/job-store.js").Connection}} props */
@@ -14,7 +15,7 @@ export function Connection({ connection }) {
   return html`<p role="status" class=${`connection ${state}`} data-state=${state}>
     ${state === "live" && html`<span aria-hidden="true">●</span> live`}
     ${state === "connecting" && "connecting"}
-    ${state === "lost" && html`<strong>Connection lost</strong> <span aria-hidden="true">${ago} ago</span>.
+    ${state === "lost" && html`<strong>Connection lost</strong> <span aria-hidden="true">${unbroken(ago)} ago</span>.
       What you see may be out of date. Trying again.`}
   </p>`;
 }

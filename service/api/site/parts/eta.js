@@ -3,7 +3,8 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed, go } from "../lib/route.js";
-import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput } from "../lib/time.js";
+import { unbroken } from "../lib/text.js";
+import { duration, fromInput, fromIso, instant, isInstant, minute, moments, toInput, zoneName } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
 const HOUR_MS = 3_600_000;
@@ -23,7 +24,7 @@ export function Eta({ route, stage, zone, nowMs }) {
     <form class="ask" onSubmit=${ask}>
       <label for="at">Everything before</label>
       <input id="at" name="at" type="datetime-local" step="1" required defaultValue=${toInput(start, zone)} key=${`${at} ${zone} ${start === null}`} />
-      <span>${zone === "utc" ? "UTC" : ""}</span>
+      <span class="zone">${zoneName(zone)}</span>
       <button type="submit">has arrived when?</button>
     </form>
     ${at !== null && html`<${Answer} route=${route} at=${at} zone=${zone} nowMs=${nowMs} />`}
@@ -39,13 +40,13 @@ function Answer({ route, at, zone, nowMs }) {
 }
 
 function sentence(data, stage, zone, nowMs) {
-  const at = instant(data.at, zone);
-  const because = moments(data.because, zone);
+  const at = unbroken(instant(data.at, zone));
+  const because = unbroken(moments(data.because, zone));
   if (data.reached) return html`<strong>${stage} has reached ${at}</strong>: ${because}.`;
   if (data.expected_at === null) return html`<strong>An estimate for ${at} is not possible</strong>: ${because}.`;
   const expected = fromIso(data.expected_at);
   const [low, high] = data.between.map(fromIso);
-  return html`<strong>${stage} reaches ${at} at about ${minute(expected, zone)}, in ${duration(Math.max(0, expected - nowMs))}.</strong>
-    ${" "}In ${Math.round(data.confidence * 100)} of 100 cases, the moment is between ${instant(low, zone)} and
-    ${" "}${instant(high, zone)}: ${because}.`;
+  return html`<strong>${stage} reaches ${at} at about ${unbroken(minute(expected, zone))}, in ${unbroken(duration(Math.max(0, expected - nowMs)))}.</strong>
+    ${" "}In ${Math.round(data.confidence * 100)} of 100 cases, the moment is between ${unbroken(instant(low, zone))} and
+    ${" "}${unbroken(instant(high, zone))}: ${because}.`;
 }

@@ -3,6 +3,7 @@ import { pathOf, read } from "../lib/api.js";
 import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { atMostEvery } from "../lib/frames.js";
 import { link } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { Fold } from "./fold.js";
 import { counted, duration, fromIso, instant, moments, wholeMoments } from "../lib/time.js";
 
@@ -71,8 +72,8 @@ export function Explanation({ why, zone, nowMs }) {
     ? `; the first ${why.holders.length}` : ""}`;
   return html`<section class="why" aria-labelledby="why-title">
     <h2 id="why-title">Why is ${why.stage} where it is?</h2>
-    <p class="because">${moments(why.because, zone)}</p>
-    ${why.remedy && html`<p class="remedy">${why.remedy}</p>`}
+    <p class="because">${unbroken(moments(why.because, zone))}</p>
+    ${why.remedy && html`<p class="remedy">${unbroken(why.remedy)}</p>`}
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
     ${why.holders.length > 0 && html`<${Fold} title=${holders}><div class="scroll"><table class="cards">
@@ -89,6 +90,6 @@ export function Explanation({ why, zone, nowMs }) {
       </tr>`)}</tbody></table></div></${Fold}>`}
     ${why.retired && html`<ul class="retired">${why.retired.map((each) => html`<li key=${`${each.stage} ${each.range}`}>
       ${each.range} of <a href=${link({ job: why.job, stage: each.stage })}>${each.stage}</a> is retired${each.since
-        ? `, since ${instant(fromIso(each.since), zone)}` : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? `: ${wholeMoments(each.because, zone)}` : ""}</li>`)}</ul>`}
+        ? unbroken(`, since ${instant(fromIso(each.since), zone)}`) : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? unbroken(`: ${wholeMoments(each.because, zone)}`) : ""}</li>`)}</ul>`}
   </section>`;
 }

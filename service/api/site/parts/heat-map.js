@@ -5,13 +5,13 @@
  * have no worker, never reported, are idle or retired.
  */
 import { html, useRef } from "../lib/html.js";
+import { darkest, heatOf, isAlarm, isWaitedFor, scaleOf } from "../lib/heat.js";
 import { changed, go } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { counted, duration, instant, isEnd } from "../lib/time.js";
 
-const LEVELS = 5;
-
-/** @param {{summary: any, route: any, zone: import("../lib/time.js").Zone, ended: boolean}} props */
-export function HeatMap({ summary, route, zone, ended }) {
+/** @param {{summary: any, route: any, zone: import("../lib/time.js").Zone, health: string | null | undefined, ended: boolean}} props */
+export function HeatMap({ summary, route, zone, health, ended }) {
   const { buckets, total } = summary;
   const grid = useRef(null);
   const current = useRef(0);
@@ -34,17 +34,17 @@ export function HeatMap({ summary, route, zone, ended }) {
     current.current = k;
     grid.current.children[k].setAttribute("tabindex", "0");
   };
-  return html`<div class="heat-box">
+  return html`<div class=${isAlarm(health) ? "heat-box alarm" : "heat-box"}>
     <p class="legend">${caption(shown, total, buckets.length, width)}
       ${shown < total && html` <a class="button" href=${changed(route, { rf: null, rt: null })}>All ranges</a>`}</p>
     <div class="heat" ref=${grid} role="group" aria-label=${caption(shown, total, buckets.length, width)} onKeyDown=${move}>
-      ${buckets.map((bucket, k) => html`<button type="button" key=${bucket.index} class=${classOf(bucket, scale, ended)}
+      ${buckets.map((bucket, k) => html`<button type="button" key=${bucket.index} class=${heatOf(bucket, scale, ended)}
         tabindex=${k === Math.min(current.current, buckets.length - 1) ? 0 : -1} aria-label=${label(bucket, zone, ended)}
         title=${label(bucket, zone, ended)} onFocus=${focus(k)} onClick=${() => open(bucket)}>${sign(bucket, ended)}</button>`)}
     </div>
     <p class="legend" aria-hidden="true">
-      <span class="entry"><span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
-        ? `, ${duration(scale.high - scale.low)} behind` : ""}</span>${" "}
+      <span class="entry"><span class="key level0"></span> up to ${unbroken(duration(scale.usual))} behind the furthest
+        <span class="key level2"></span> <span class="key level4"></span> ${unbroken(duration(darkest(scale)))} or more</span>${" "}
       <span class="entry"><span class="key never"></span> ? never reported</span>${" "}
       <span class="entry">${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}</span>${" "}
       <span class="entry"><span class="key idle"></span> z idle</span>${" "}
@@ -56,25 +56,6 @@ export function HeatMap({ summary, route, zone, ended }) {
 function caption(shown, total, cells, width) {
   const what = shown < total ? `${shown.toLocaleString("en")} of ${counted(total, "range")}` : counted(total, "range");
   return width === 1 ? `${what}, a cell for each` : `${what} in ${cells} cells of up to ${width.toLocaleString("en")}: each has the colour of its slowest range`;
-}
-
-const isWaitedFor = (bucket) => bucket.lowest !== null && !isEnd(bucket.lowest);
-
-function scaleOf(buckets) {
-  const there = buckets.filter(isWaitedFor);
-  const low = there.reduce((least, each) => Math.min(least, each.lowest), Infinity);
-  const high = there.reduce((most, each) => Math.max(most, each.highest ?? each.lowest), -Infinity);
-  return { low, high, wide: high > low };
-}
-
-function classOf(bucket, scale, ended) {
-  const marks = bucket.expired && !ended ? " expired" : "";
-  if (bucket.never_reported) return `never${marks}`;
-  if (isWaitedFor(bucket)) {
-    const behind = scale.wide ? (scale.high - bucket.lowest) / (scale.high - scale.low) : 0;
-    return `level${Math.min(LEVELS - 1, Math.floor(behind * LEVELS))}${marks}`;
-  }
-  return bucket.idle ? `idle${marks}` : `final${marks}`;
 }
 
 function sign(bucket, ended) {

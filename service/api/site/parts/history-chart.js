@@ -4,14 +4,14 @@ import { html, useMemo, useRef, useState } from "../lib/html.js";
 import { steps as stepsOf, usePoll } from "../lib/hooks.js";
 import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
-import { duration, instant, isInstant } from "../lib/time.js";
+import { duration, instant, isEnd, isInstant } from "../lib/time.js";
 import { marksOf, MarksLegend, MarksTable, place, wordsAt } from "./marks.js";
 import { perSecond, rate, Rates } from "./rates.js";
 
 const POINTS = 600;
 const CHANGES = 200;
 const LIVE_MS = 15_000;
-const HEIGHT = 280;
+const HEIGHT = 294;
 const LEAST_SPAN_MS = 1_000;
 const SPANS = [["15 min", 900_000], ["1 h", 3_600_000], ["6 h", 21_600_000], ["1 d", 86_400_000], ["7 d", 604_800_000]];
 const DEFAULT_MS = SPANS[1][1];
@@ -53,6 +53,7 @@ export function HistoryChart({ route, stage, zone, nowMs }) {
       <span class="help">drag over the chart to zoom</span></p>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
     <${Chart} columns=${columns} marks=${marks} setLeft=${setLeft} shown=${shown} zone=${zone} zoomTo=${zoomTo} label=${told(stage, zone)} />
+    ${data && !hasValues(columns) && html`<p class="empty">${emptyText(points, stage)}</p>`}
     <${MarksLegend} marks=${marks} left=${left} more=${more} />
     <${Rates} points=${points} shown=${shown} stage=${stage} zone=${zone} isLive=${view.live} />
     ${data ? html`<${Steps} points=${points} zone=${zone} />` : !problem && html`<p class="empty">Loading…</p>`}
@@ -127,7 +128,7 @@ function optionsOf(zone, { zoom, mark, tell }) {
   return {
     cursor: { drag: { x: true, y: false, setScale: false }, y: false },
     scales: { x: { time: true, auto: false }, y: { time: true, range: padded } },
-    axes: axes(times(zone), times(zone)),
+    axes: axes(times(zone), (made, ...others) => (hasValues(made.data) ? times(zone)(made, ...others) : []), {}, { space: 40 }),
     series: [{}, steps("output", "--output"), steps("input", "--input", { dash: [6, 4] })],
     hooks: {
       draw: [mark],
@@ -147,6 +148,16 @@ function optionsOf(zone, { zoom, mark, tell }) {
   };
 }
 
+/** Without a watermark, the axis of watermarks has no labels: any would be made up. */
+const hasValues = ([, ...lines]) => lines.some((line) => line.some((value) => value !== null));
+
+/** What a chart without a line stands for. */
+function emptyText(points, stage) {
+  if (isEnd(stage?.output_watermark)) return "The watermark is at the end of time.";
+  const some = points.some((each) => each.output_watermark !== null);
+  return some ? "" : "The stage does not have a watermark in this time.";
+}
+
 /** A stage that stands still has no range of its own: then some time around it is shown. */
 function padded(_, low, high) {
   if (low === null) return [now() - DEFAULT_MS, now()];
@@ -154,16 +165,24 @@ function padded(_, low, high) {
   return [low - room, high + room];
 }
 
+/** The time since the step before. A first watermark has none. */
+function after(point, before) {
+  if (!before) return "–";
+  const isFirst = before.output_watermark === null && point.output_watermark !== null;
+  return isFirst ? "at first" : duration(point.at - before.at);
+}
+
 /** The same in lines, for who does not see the chart. */
 function Steps({ points, zone }) {
   const last = points.slice(-50).reverse();
   const has = last.some((each) => each.records !== null);
   const per = (k, name) => perSecond(last[k].records === null || (last[k + 1]?.records ?? null) === null ? null : rate(last[k + 1], last[k], name));
-  return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table>
+  return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table class="cards steps">
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
       <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
-    <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>
-      <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
-      <td>${k + 1 < last.length ? duration(each.at - last[k + 1].at) : "–"}</td>
-      ${has && html`<td>${per(k, "records")}</td><td>${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
+    <tbody>${last.map((each, k) => html`<tr key=${each.at}><td data-label="At" class="time">${instant(each.at, zone)}</td>
+      <td data-label="Output watermark" class="time">${instant(each.output_watermark, zone)}</td>
+      <td data-label="Input watermark" class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
+      <td data-label="After">${after(each, last[k + 1])}</td>
+      ${has && html`<td data-label="Rows a second">${per(k, "records")}</td><td data-label="Late rows a second">${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

@@ -1,10 +1,12 @@
 /** Marks on the chart: the runs, resets, retirements and specifications that explain a step. */
 import { html } from "../lib/html.js";
+import { unbroken } from "../lib/text.js";
 import { counted, instant, wholeMoments } from "../lib/time.js";
 
 /** How each is shown: never by colour alone. The most telling first: of many, these are drawn. */
 const KINDS = {
   failed: ["✕", "run failed"],
+  stopped: ["⊘", "run stopped"],
   reset: ["◆", "reset"],
   retired: ["◇", "range retired"],
   returned: ["◈", "range reports again"],
@@ -20,6 +22,9 @@ const ACTIONS = {
   "retire-range": "retired", "return-range": "returned", "open-run": "opened", "end-run": "ended",
 };
 
+/** Of a run that has ended otherwise than by itself. */
+const OUTCOMES = { failed: "failed", stopped: "stopped" };
+
 /** Width of the chart for each mark: more of them would cover the lines. */
 const ROOM = 24;
 const NEAR = 8;
@@ -32,7 +37,7 @@ const NEAR = 8;
  */
 export const marksOf = (changes) => changes.filter((each) => each.action in ACTIONS).map((each) => ({
   at: Date.parse(each.at),
-  kind: each.outcome === "failed" ? "failed" : ACTIONS[each.action],
+  kind: OUTCOMES[each.outcome] ?? ACTIONS[each.action],
   text: each.detail,
   because: each.because,
 }));
@@ -93,5 +98,5 @@ export function MarksTable({ marks, more, zone }) {
     <thead><tr><th scope="col">At</th><th scope="col">Change</th><th scope="col">Reason</th></tr></thead>
     <tbody>${marks.map((each, k) => html`<tr key=${k}><td data-label="At" class="time">${instant(each.at, zone)}</td>
       <td data-label="Change"><span class=${`mark-key ${each.kind}`}><span aria-hidden="true">${KINDS[each.kind][0]}</span></span> ${each.text}</td>
-      <td data-label="Reason">${each.because ? wholeMoments(each.because, zone) : "–"}</td></tr>`)}</tbody></table></div></details>`;
+      <td data-label="Reason">${each.because ? unbroken(wholeMoments(each.because, zone)) : "–"}</td></tr>`)}</tbody></table></div></details>`;
 }

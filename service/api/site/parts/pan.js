@@ -8,14 +8,14 @@ import { NODE } from "../lib/layout.js";
 import { changed, go } from "../lib/route.js";
 import { counted } from "../lib/time.js";
 
-export const MARGIN = 12;
-const ZOOMS = [0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.25];
-/** Smaller, the text is not readable: then it is panned. */
-const LEAST_ZOOM = 0.7;
+const MARGIN = 6;
+const ZOOMS = [0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.25, 1.5];
+/** Smaller, the text has less than 11 pixels: then it is panned. */
+const LEAST_ZOOM = 0.92;
 const SCROLL_BAR = 16;
 /** The graph ends above the lower edge of the window, unless hardly a stage would be left of it. */
-const LEAST_HEIGHT = 320;
-const BELOW = 24;
+const LEAST_HEIGHT = 350;
+const BELOW = 12;
 /** The mouse has dragged, not clicked. */
 const DRAGGED = 5;
 const SHOW = "showstage";

@@ -1,8 +1,9 @@
 /** What is wrong with a job: every root cause, the worst first, in the words of the API. */
 import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { usePoll } from "../lib/hooks.js";
+import { usePhone, usePoll } from "../lib/hooks.js";
 import { link } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { moments } from "../lib/time.js";
 import { showStage } from "./pan.js";
 import { signOf, wordOf } from "./status.js";
@@ -41,15 +42,29 @@ function Problem({ job, of, number, zone, remedy }) {
     <button type="button" class="number" aria-label=${`Show problem ${number}, ${of.stage}, in the graph`}
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
-    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${moments(of.because, zone)}${single(of)}${waiting(of)}
-    ${remedy && html`<small class="remedy">${remedy}</small>`}</li>`;
+    <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${unbroken(moments(of.because, zone))}${single(of)}${waiting(of, of.stage)}
+    ${remedy && html`<${Remedy} text=${remedy} />`}</li>`;
+}
+
+/** Folded on a phone: the graph begins on the first screen. */
+function Remedy({ text }) {
+  const remedy = html`<small class="remedy">${unbroken(text)}</small>`;
+  return usePhone() ? html`<details><summary>remedy</summary>${remedy}</details>` : remedy;
 }
 
 const single = ({ ranges, examples }) => (ranges === 1 && examples.length ? ` (range ${examples[0]})` : "");
 
-function waiting({ stage, holds_back: stages }) {
-  if (!stages.length) return "";
-  const named = stages.slice(0, 3).join(", ");
+/**
+ * The stages that wait for a root cause, and those that will.
+ * @param {{holds_back?: string[], holds_back_next?: string[]}} of @param {string} [stage] the cause, where its name is not near
+ */
+export function waiting({ holds_back: held = [], holds_back_next: next = [] }, stage) {
+  const which = stage ? ` for ${stage}` : "";
+  const now = held.length ? `; ${named(held)} ${held.length > 1 ? "wait" : "waits"}${which}` : "";
+  return next.length ? `${now}; ${named(next)} ${next.length > 1 ? "do" : "does"} not wait${which} yet` : now;
+}
+
+function named(stages) {
   const more = stages.length > 3 ? ` and ${(stages.length - 3).toLocaleString("en")} more` : "";
-  return `; ${named}${more} ${stages.length > 1 ? "wait" : "waits"} for ${stage}`;
+  return stages.slice(0, 3).join(", ") + more;
 }

@@ -3,6 +3,7 @@ import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed } from "../lib/route.js";
+import { unbroken } from "../lib/text.js";
 import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
 import { HeatMap } from "./heat-map.js";
 import { Retire } from "./retire.js";
@@ -34,8 +35,8 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   // A stage that waits has not lost its worker: that would be its health. So the run of its ranges has finished.
   const ended = stage?.health === "ended" || (stage?.health === "waiting" && data.counts.expired > 0);
   return html`<section class="ranges" aria-labelledby="ranges-title">
-    <h2 id="ranges-title">Ranges</h2>
-    <${HeatMap} summary=${data} route=${route} zone=${zone} ended=${ended} />
+    <h2 id="ranges-title" tabindex="-1">Ranges</h2>
+    <${HeatMap} summary=${data} route=${route} zone=${zone} health=${stage?.health} ended=${ended} />
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
       aria-current=${name === show ? "true" : undefined}>${name === "expired" && ended ? "Ended" : title}${count(data, name)}</a>`)}</nav>
@@ -63,11 +64,11 @@ function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
       <th scope="row">${each.range}</th>
       <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
-      <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? duration(Math.max(0, each.promise - lowest)) : "–"}</td>
+      <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? unbroken(duration(Math.max(0, each.promise - lowest))) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
       <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>
-      <td data-label="Reported">${each.reported_at ? `${since(each.reported_at, nowMs)} ago` : "–"}</td>
+      <td data-label="Reported">${each.reported_at ? html`<span>${since(each.reported_at, nowMs)} ago</span>` : "–"}</td>
       <td data-label="Unchanged for">${since(each.since, nowMs)}</td>
       ${may && html`<td>${SETTLED.has(each.condition) ? "" : html`<${Retire} route=${route} range=${each.range} zone=${zone} />`}</td>`}
     </tr>`)}</tbody></table></div>`;
@@ -84,6 +85,6 @@ function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
 
 const SETTLED = new Set(["final", "retired"]);
 
-const since = (iso, nowMs) => (iso ? duration(Math.max(0, nowMs - fromIso(iso))) : "–");
+const since = (iso, nowMs) => (iso ? unbroken(duration(Math.max(0, nowMs - fromIso(iso)))) : "–");
 
-const holds = (found, zone) => Object.entries(found).map(([name, at]) => `${name} ${instant(at, zone)}`).join(", ") || "–";
+const holds = (found, zone) => unbroken(Object.entries(found).map(([name, at]) => `${name} ${instant(at, zone)}`).join(", ") || "–");

@@ -2,6 +2,7 @@
 import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { steps, usePoll } from "../lib/hooks.js";
+import { unbroken } from "../lib/text.js";
 import { duration, fromIso, instant, wholeMoments } from "../lib/time.js";
 
 const REFRESH_MS = 5_000;
@@ -29,7 +30,7 @@ function Found({ runs, current, zone, nowMs }) {
       <tbody>${runs.map((each) => html`<tr key=${each.run}>
         <th scope="row">Run ${each.run}</th>
         <td data-label="Outcome">${outcome(each, current)}</td>
-        <td data-label="Reason">${each.because ? wholeMoments(each.because, zone) : "–"}</td>
+        <td data-label="Reason">${each.because ? unbroken(wholeMoments(each.because, zone)) : "–"}</td>
         <td data-label="Holder">${each.holder}</td>
         <td data-label="Program">${each.program ?? "–"}</td>
         <td data-label="Started" class="time">${each.started_at ? instant(fromIso(each.started_at), zone) : "–"}</td>
@@ -41,8 +42,8 @@ function Found({ runs, current, zone, nowMs }) {
 function Sentence({ run, zone, nowMs }) {
   const who = html`<strong>${run.holder}</strong>${run.program ? ` (${run.program})` : ""}`;
   const began = fromIso(run.started_at);
-  if (run.outcome) return html`Run ${run.run} of ${who} ${run.outcome === "stopped" ? "was stopped" : run.outcome} at ${instant(fromIso(run.ended_at), zone)}.`;
-  return html`Run ${run.run} of ${who} executes the stage${began === null ? "" : ` since ${instant(began, zone)}, for ${duration(Math.max(0, nowMs - began))}`}.
+  if (run.outcome) return html`Run ${run.run} of ${who} ${run.outcome === "stopped" ? "was stopped" : run.outcome} at ${unbroken(instant(fromIso(run.ended_at), zone))}.`;
+  return html`Run ${run.run} of ${who} executes the stage${began === null ? "" : unbroken(` since ${instant(began, zone)}, for ${duration(Math.max(0, nowMs - began))}`)}.
     ${" "}<${Links} of=${run} none="" />`;
 }
 

@@ -3,16 +3,16 @@ import { html } from "../lib/html.js";
 import { now } from "../lib/api.js";
 import { NODE } from "../lib/layout.js";
 import { link } from "../lib/route.js";
-import { fitted, widthOf } from "../lib/text.js";
-import { duration, instant, isEnd, isInstant, lagText } from "../lib/time.js";
+import { firstFitted, fitted, widthOf } from "../lib/text.js";
+import { coarse, instant, isEnd, lagText } from "../lib/time.js";
 import { Following } from "./following.js";
-import { isUnwell, kindOf, signOf, wordOf } from "./status.js";
+import { endedOf, isUnwell, kindOf, signOf, systemLag, wordOf } from "./status.js";
 
-const PAD = 12;
+const PAD = 10;
 const GAP = 6;
-const BADGE = { height: 20, pad: 6 };
+const BADGE = { height: 18, pad: 5 };
 /** As in the style sheet: what is measured is what is drawn. */
-const FONTS = { name: "700 14px", text: "400 13px", badge: "600 12px" };
+const FONTS = { name: "700 13px", text: "400 12px", badge: "600 12px" };
 /** A holder's name gets at least this much. */
 const LEAST_HOLDER = 60;
 
@@ -21,11 +21,13 @@ export class StageBox extends Following {
   render({ name, place, store, node, held, range, more, number, zone }) {
     const stage = store.stages.get(name);
     const kind = kindOf(stage);
-    const lines = [instant(stage?.output_watermark ?? null, zone), lags(stage, now()), reported(stage, node)];
+    const lagLines = lags(stage, now());
+    const lines = [instant(stage?.output_watermark ?? null, zone), lagLines[0], reported(stage, node)];
     const badges = badgesOf(stage, store.throttle?.shards[name]);
     const foot = range !== null || badges.length > 0;
-    const described = [wordOf(kind), ...badges].join(", ");
-    const health = isUnwell(kind) ? wordOf(kind) : "";
+    const ended = endedOf(stage);
+    const described = [wordOf(kind), ended, ...badges].filter(Boolean).join(", ");
+    const health = isUnwell(kind) ? wordOf(kind) : ended;
     const healthWidth = health ? badgeWidth(health) : 0;
     const numberWidth = number ? badgeWidth(String(number)) + GAP : 0;
     const room = NODE.width - 2 * PAD;
@@ -34,13 +36,13 @@ export class StageBox extends Following {
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
         <rect class="box" width=${NODE.width} height=${NODE.height + (foot ? NODE.foot : 0)} rx="6" />
-        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${7} text=${String(number)} />`}
-        <text class="name" x=${PAD + numberWidth} y="22">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
-        <text class="sign" x=${NODE.width - PAD} y="22">${signOf(kind)}</text>
-        <text class="output" x=${PAD} y="42">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
-        ${health && html`<${Badge} kind="health" x=${NODE.width - PAD - healthWidth} y=${28} text=${health} />`}
-        <text x=${PAD} y="61">${fitted(lines[1], FONTS.text, room)}</text>
-        <text x=${PAD} y="79">${fitted(lines[2], FONTS.text, room)}</text>
+        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${5} text=${String(number)} />`}
+        <text class="name" x=${PAD + numberWidth} y="19">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
+        <text class="sign" x=${NODE.width - PAD} y="19">${signOf(kind)}</text>
+        <text class="output" x=${PAD} y="36">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
+        ${health && html`<${Badge} kind="health" x=${NODE.width - PAD - healthWidth} y=${23} text=${health} />`}
+        <text x=${PAD} y="52">${firstFitted(lagLines, FONTS.text, room)}</text>
+        <text x=${PAD} y="68">${fitted(lines[2], FONTS.text, room)}</text>
         ${foot && html`<${Foot} range=${range} more=${more} badges=${badges} />`}
       </g></a>`;
   }
@@ -50,7 +52,7 @@ const badgeWidth = (text) => Math.ceil(widthOf(text, FONTS.badge)) + 2 * BADGE.p
 
 function Badge({ kind, x, y, text, width = badgeWidth(text) }) {
   return html`<g class=${`badge ${kind}`}><rect x=${x} y=${y} width=${width} height=${BADGE.height} rx="4" />
-    <text x=${x + BADGE.pad} y=${y + 14}>${text}</text></g>`;
+    <text x=${x + BADGE.pad} y=${y + 13}>${text}</text></g>`;
 }
 
 /** The range that holds back, and the badges: these have their whole words, the range what is left. */
@@ -78,12 +80,13 @@ export function badgesOf(stage, shards) {
     .filter(Boolean);
 }
 
+/** Both lags, then with a unit less each time: a shorter one is used where the whole one has no room. */
 function lags(stage, nowMs) {
-  if (!stage || stage.output_watermark === null) return "no lag yet";
-  if (isEnd(stage.output_watermark)) return "nothing more will come";
-  const system = stage.processing_watermark;
-  const behind = `lag ${lagText(stage.output_watermark, nowMs)}`;
-  return isInstant(system) ? `${behind} · system ${duration(Math.max(0, nowMs - system))}` : behind;
+  if (!stage || stage.output_watermark === null) return ["no lag yet"];
+  if (isEnd(stage.output_watermark)) return ["nothing more will come"];
+  const [data, system] = [lagText(stage.output_watermark, nowMs), systemLag(stage, nowMs)];
+  if (system === null) return [`lag ${data}`];
+  return [[data, system], [data, coarse(system)], [coarse(data), coarse(system)]].map(([a, b]) => `lag ${a} · system ${b}`);
 }
 
 function reported(stage, node) {

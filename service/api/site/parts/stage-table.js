@@ -2,10 +2,10 @@
 import { now } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { changed, go, link } from "../lib/route.js";
-import { duration, instant, isInstant, lagText } from "../lib/time.js";
+import { instant, lagText } from "../lib/time.js";
 import { Following, Unchanged } from "./following.js";
 import { badgesOf } from "./stage-box.js";
-import { Status } from "./status.js";
+import { Status, systemLag } from "./status.js";
 
 /** With more stages than this, there is a field to find one. */
 const MANY = 12;
@@ -53,14 +53,13 @@ class Row extends Following {
     const [stage, job, nowMs] = [store.stages.get(name), store.job, now()];
     const { total = 0, reported = 0 } = stage?.ranges ?? {};
     const output = stage?.output_watermark ?? null;
-    const system = stage?.processing_watermark;
     return html`<tr class=${held ? "held" : ""}>
       <th scope="row"><a href=${link({ job, stage: name })}>${name}</a></th>
       <td data-label="State"><span><${Status} of=${stage} />${badgesOf(stage, store.throttle?.shards[name]).map((text) =>
         html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}</span></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${lagText(output, nowMs)}</td>
-      <td data-label="System lag">${isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"}</td>
+      <td data-label="System lag">${systemLag(stage, nowMs) ?? "–"}</td>
       <td data-label="Ranges reported">${total ? `${reported.toLocaleString("en")} of ${total.toLocaleString("en")}` : "–"}</td>
       <td data-label="Late rows">${(stage?.late ?? 0).toLocaleString("en")}</td>
       <td><a href=${changed(route, { why: name })} aria-label=${`Why is ${name} where it is?`}>why?</a></td>

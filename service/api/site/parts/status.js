@@ -1,5 +1,6 @@
 /** How a stage stands, by sign and by word: never by colour alone. Its health comes before its status. */
 import { html } from "../lib/html.js";
+import { duration, isInstant } from "../lib/time.js";
 
 const KINDS = {
   failed: ["✕", "failed", "The last run failed"],
@@ -28,9 +29,28 @@ export const isUnwell = (kind) => UNWELL.has(kind);
 export const signOf = (kind) => known(kind)[0];
 export const wordOf = (kind) => known(kind)[1];
 
-/** @param {{of: {status?: string, health?: string | null} | undefined}} props */
+/** Without work that ages: the lag of such a stage is as the service has computed it, and does not count on. */
+const RESTING = new Set(["idle", "ended", "final"]);
+
+/**
+ * The system lag as text. Null: it is not known.
+ * @param {import("../lib/job-store.js").Stage | undefined} stage @param {number} nowMs
+ */
+export function systemLag(stage, nowMs) {
+  if (!isInstant(stage?.processing_watermark)) return null;
+  return duration(RESTING.has(kindOf(stage)) ? stage.system_lag_ms : Math.max(0, nowMs - stage.processing_watermark));
+}
+
+/** What does not move although it is sound: a stage below an input that has ended, or a job whose slowest stage has. */
+export function endedOf(of) {
+  if (!of || (of.health && of.health !== "ok")) return "";
+  if (of.input_ended) return "input ended";
+  return of.slowest_ended ? `${of.slowest} has ended` : "";
+}
+
+/** @param {{of: {status?: string, health?: string | null, input_ended?: boolean} | undefined}} props */
 export function Status({ of }) {
   const kind = kindOf(of);
   const [sign, word, title] = known(kind);
-  return html`<span class=${`status ${kind}`} title=${title}><span aria-hidden="true">${sign}</span> ${word}</span>`;
+  return html`<span class=${`status ${kind}`} title=${title}><span aria-hidden="true">${sign}</span> ${[word, endedOf(of)].filter(Boolean).join(", ")}</span>`;
 }

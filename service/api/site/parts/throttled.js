@@ -1,5 +1,6 @@
 /** The throttled shards of a stage, and why. */
 import { html } from "../lib/html.js";
+import { unbroken } from "../lib/text.js";
 import { counted, instant, moments } from "../lib/time.js";
 
 const MOST = 50;
@@ -14,9 +15,11 @@ export function Throttled({ throttle, stage, zone }) {
       <thead><tr><th scope="col">Shard</th><th scope="col">Throttle</th><th scope="col">Because</th></tr></thead>
       <tbody>${shards.slice(0, MOST).map(([shard, advice]) => html`<tr key=${shard}>
         <th scope="row">${shard}</th>
-        <td data-label="Throttle">${advice.pause ? "pause" : `read at ${Math.round(advice.rate * 100)} %`}${advice.until !== null
-          ? ` beyond ${instant(advice.until, zone)}` : ""}</td>
-        <td data-label="Because">${moments(advice.because, zone)}</td></tr>`)}</tbody></table></div>
+        <td data-label="Throttle">${unbroken(told(advice, zone))}</td>
+        <td data-label="Because">${unbroken(moments(advice.because, zone))}</td></tr>`)}</tbody></table></div>
     ${shards.length > MOST && html`<p>and ${shards.length - MOST} more</p>`}
   </section>`;
 }
+
+const told = ({ pause, rate, until }, zone) => (pause ? "pause" : `read at ${Math.round(rate * 100)} %`)
+  + (until === null ? "" : ` beyond ${instant(until, zone)}`);

@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { useJob, useNow } from "../lib/hooks.js";
 import { link } from "../lib/route.js";
-import { duration, instant, isInstant, lagText } from "../lib/time.js";
+import { instant, lagText } from "../lib/time.js";
 import { Connection } from "../parts/connection.js";
 import { Eta } from "../parts/eta.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
@@ -11,7 +11,7 @@ import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Runs } from "../parts/runs.js";
 import { badgesOf } from "../parts/stage-box.js";
-import { Status } from "../parts/status.js";
+import { Status, systemLag } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
 export function StageView({ route, me, zone }) {
@@ -39,14 +39,13 @@ export function StageView({ route, me, zone }) {
 const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
 function Facts({ stage, throttled, zone, nowMs }) {
-  const system = stage.processing_watermark;
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
   const facts = [
     ["State", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
     ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
     ["Data lag", lagText(stage.output_watermark, nowMs)],
-    ["System lag", isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"],
+    ["System lag", systemLag(stage, nowMs) ?? "–"],
     ["Late rows", stage.records == null ? "–" : `${stage.late.toLocaleString("en")} of ${stage.records.toLocaleString("en")}`],
     ...(stage.corrections > 0 ? [["Corrections", stage.corrections.toLocaleString("en")]] : []),
     ["Ranges", total ? [`${reported.toLocaleString("en")} of ${total.toLocaleString("en")} reported`,

@@ -1,0 +1,61 @@
+"""Differences between two specifications of a job, in a few words for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from service.frontier.graph import Pipeline, Stage
+from service.frontier.ranges import ShardLayout
+
+_NAMED: Final = 3
+"""Number of inputs or shards that are named."""
+
+
+def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
+    """Return what differs, by stage.
+
+    >>> from service.frontier.ranges import KeyLayout
+    >>> one, two = (Stage((), ShardLayout.of(names)) for names in ("ab", "bcdef"))
+    >>> k, wider = (Stage(("s",), KeyLayout.tile(count)) for count in (2, 4))
+    >>> before = Pipeline({"s": one, "k": k, "u": Stage(("k",))})
+    >>> for each in differences(before, Pipeline({"s": two, "k": wider, "v": Stage(("k",))})).items():
+    ...     print(*each)
+    s + shards c, d, e and 1 more, - shard a
+    k 4 ranges in place of 2
+    u removed
+    v new
+    """
+    found = {name: "removed" for name in before.stages if name not in after.stages}
+    for name, stage in after.stages.items():
+        old = before.stages.get(name)
+        if old is None:
+            found[name] = "new"
+        elif old != stage:
+            found[name] = ", ".join(_changes(old, stage)) or "another policy"
+    ordered = dict.fromkeys((*before.stages, *after.stages))
+    return {name: found[name] for name in ordered if name in found}
+
+
+def _changes(old: Stage, new: Stage) -> Iterator[str]:
+    yield from _named("input", old.inputs, new.inputs)
+    if old.layout == new.layout:
+        return
+    if isinstance(old.layout, ShardLayout) and isinstance(new.layout, ShardLayout):
+        yield from _named("shard", old.layout.names, new.layout.names)
+        return
+    was, now = (0 if each.layout is None else len(each.layout) for each in (old, new))
+    yield "other ranges" if was == now else f"{now:,} ranges in place of {was:,}"
+
+
+def _named(kind: str, old: Iterable[str], new: Iterable[str]) -> Iterator[str]:
+    """Yield the names that have come, and those that have gone."""
+    before, after = dict.fromkeys(old), dict.fromkeys(new)
+    for sign, names in (
+        ("+", [each for each in after if each not in before]),
+        ("-", [each for each in before if each not in after]),
+    ):
+        if names:
+            plural = "s" if len(names) > 1 else ""
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            yield f"{sign} {kind}{plural} {', '.join(names[:_NAMED])}{more}"
