@@ -60,6 +60,18 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         )
 
 
+def test_a_range_that_returns_to_a_final_stage_is_marked(service: Service, open_page: Opened):
+    with Feed(service.url, "returning") as feed:
+        feed.define({"taps": {"shards": ["t-0"]}})
+        feed.send("POST", "/stages/taps/ranges/t-0/retire", {"because": "the disk is lost"})
+        feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
+    with open_page("/#/jobs/returning") as page:
+        expect(page.locator('a[data-stage="taps"]').first).to_contain_text("late ranges 1")
+        page.goto("/#/jobs/returning/stages/taps")
+        expect(page.locator(".because")).to_contain_text("has reported again after its retirement")
+        expect(page.locator(".remedy")).to_contain_text("Reset the job")
+
+
 def test_the_focus_is_at_the_ranges_after_a_retirement(service: Service, open_page: Opened):
     """It was lost with the button that had opened the dialog."""
     with Feed(service.url, "focused") as feed:

@@ -72,12 +72,19 @@ function Foot({ range, more, badges }) {
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
 }
 
-/** The retired and throttled ranges of a stage: neither is a health. */
+/** The ranges of a final stage whose rows are late: those that are not final. */
+function lateRanges(stage) {
+  if (stage?.status !== "final") return 0;
+  const { total, final, idle, retired = 0 } = stage.ranges;
+  return Math.max(0, total - final - idle - retired);
+}
+
+/** The late, retired and throttled ranges of a stage: none is a health. */
 export function badgesOf(stage, shards) {
-  const throttled = Object.keys(shards ?? {}).length;
-  const retired = stage?.ranges.retired ?? 0;
-  return [retired && `retired ${retired.toLocaleString("en")}`, throttled && `throttled ${throttled.toLocaleString("en")}`]
-    .filter(Boolean);
+  const counts = [
+    ["late ranges", lateRanges(stage)], ["retired", stage?.ranges.retired ?? 0], ["throttled", Object.keys(shards ?? {}).length],
+  ];
+  return counts.filter(([, count]) => count > 0).map(([word, count]) => `${word} ${count.toLocaleString("en")}`);
 }
 
 /** Both lags, then with a unit less each time: a shorter one is used where the whole one has no room. */
