@@ -172,7 +172,8 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> estimate(trace, now_ms=320, target=1_860).because
     'the stage has stood still for 30 ms, and an estimate needs 9 such pauses: fewer in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'the history is too short: an estimate needs 9 advances by 7.2 s: fewer in the last 293 ms'
+    'the history is too short: an estimate needs 9 advances by 7.2 s: fewer in the last 293 ms; at the \
+pace so far, the history is long enough in about 10 s'
     >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
     'the stage has stood still since its first output watermark, for 283 ms'
     """
@@ -193,6 +194,7 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
         return NoEstimate(
             f"the history is too short: an estimate needs {_NEEDED} advances by"
             f" {duration_text(distance)}: fewer in the last {duration_text(history_ms)}"
+            f"{_enough_text(trace, distance, history_ms)}"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:
@@ -209,6 +211,15 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
             f" {best.cases} times; estimated from these durations{_RELATIVE[best.pace]}"
         ),
     )
+
+
+def _enough_text(trace: Trace, distance: float, history_ms: float) -> str:
+    """Write the time until the history has enough advances, at its pace so far; empty: never."""
+    advanced = trace.output[-1] - trace.output[0]
+    left_ms = (_NEEDED * distance - advanced) * history_ms / advanced
+    if left_ms <= 0 or history_ms + left_ms > WINDOWS_MS[-1]:
+        return ""
+    return f"; at the pace so far, the history is long enough in about {duration_text(left_ms)}"
 
 
 _RELATIVE: Final = {

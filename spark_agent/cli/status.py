@@ -66,7 +66,9 @@ def _print(found: JobProblemsAnswer | ProblemsAnswer, limit: int) -> None:
     if "job" in found:
         total = len(found["problems"])
         health = found["health"]
-        output().print(Text(f"{found['job']}: {health_text(health)}", style_of(health) or ""))
+        # As other commands write the status of a sound job.
+        condition = "active" if health == "ok" else health_text(health)
+        output().print(Text(f"{found['job']}: {condition}", style_of(health) or ""))
         lines = problem_lines(problems)
     else:
         total = found["total"]

@@ -97,7 +97,7 @@ def test_the_status_of_a_job_without_problems_is_0(
     server: Service, job_name: str, outcome: str
 ) -> None:
     job = Job(server, job_name, outcome)
-    assert status(job.name, "--url", job.url) == (0, f"{job.name}: ok\n")
+    assert status(job.name, "--url", job.url) == (0, f"{job.name}: active\n")
 
 
 def test_the_status_of_a_job_whose_ranges_are_silent_is_1(server: Service, job_name: str) -> None:

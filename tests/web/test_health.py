@@ -121,6 +121,7 @@ def test_a_stage_below_an_ended_input_is_not_shown_as_moving(service: Service, o
             expect(box).to_have_attribute("aria-label", re.compile("^both, active, input ended:"))
             row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="both"))
             expect(row).to_contain_text("active, input ended")
+            expect(page.locator(".path")).to_have_text("The path: dump (ended) → both")
         with open_page("#/jobs/below-ended/stages/both") as page:
             expect(page.locator(".facts .status")).to_have_text("● active, input ended")
         with open_page("/?#/?q=below-ended") as page:

@@ -7,8 +7,8 @@ import { isEnd } from "./time.js";
 /** A lag of up to twice the median is usual, and so is each up to this one. */
 const LEAST_USUAL_MS = 60_000;
 const USUAL_MEDIANS = 2;
-/** With each doubling of the usual lag, the shade is a darker one. */
-const DARKEST = 4;
+/** With each doubling of the usual lag, the shade is a stronger one. */
+const STRONGEST = 4;
 
 /** @typedef {{lowest: number | null, highest: number | null, ranges: number, never_reported: number, expired: number, idle: number, final: number, retired: number}} Bucket */
 /** @typedef {{high: number, usual: number}} Scale the furthest range of the map, and the usual lag behind it */
@@ -25,13 +25,13 @@ export function scaleOf(buckets) {
   return { high, usual: Math.max(LEAST_USUAL_MS, USUAL_MEDIANS * median) };
 }
 
-/** The lag from which on a cell is the darkest. @param {Scale} scale */
-export const darkest = (scale) => scale.usual * 2 ** (DARKEST - 1);
+/** The lag from which on a cell has the strongest shade. @param {Scale} scale */
+export const strongest = (scale) => scale.usual * 2 ** (STRONGEST - 1);
 
 /** @param {number} lag @param {Scale} scale */
 function levelOf(lag, { usual }) {
   if (lag <= usual) return 0;
-  return Math.min(DARKEST, 1 + Math.floor(Math.log2(lag / usual)));
+  return Math.min(STRONGEST, 1 + Math.floor(Math.log2(lag / usual)));
 }
 
 /**

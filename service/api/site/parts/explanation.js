@@ -5,6 +5,7 @@ import { atMostEvery } from "../lib/frames.js";
 import { link } from "../lib/route.js";
 import { unbroken } from "../lib/text.js";
 import { Fold } from "./fold.js";
+import { wordOf } from "./status.js";
 import { counted, duration, fromIso, instant, moments, wholeMoments } from "../lib/time.js";
 
 /** The reasons of the API, in words. */
@@ -75,7 +76,7 @@ export function Explanation({ why, zone, nowMs }) {
     <p class="because">${unbroken(moments(why.because, zone))}</p>
     ${why.remedy && html`<p class="remedy">${unbroken(why.remedy)}</p>`}
     ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
-      <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
+      <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>${step.health ? ` (${wordOf(step.health)})` : ""}`)}</p>`}
     ${why.holders.length > 0 && html`<${Fold} title=${holders}><div class="scroll"><table class="cards">
       <caption>${holders}</caption>
       <thead><tr><th scope="col">Range of ${why.holders[0].stage}</th><th scope="col">Reason</th><th scope="col">Promise</th>

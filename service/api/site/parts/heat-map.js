@@ -5,7 +5,7 @@
  * have no worker, never reported, are idle or retired.
  */
 import { html, useRef } from "../lib/html.js";
-import { darkest, heatOf, isAlarm, isWaitedFor, scaleOf } from "../lib/heat.js";
+import { strongest, heatOf, isAlarm, isWaitedFor, scaleOf } from "../lib/heat.js";
 import { changed, go } from "../lib/route.js";
 import { unbroken } from "../lib/text.js";
 import { counted, duration, instant, isEnd } from "../lib/time.js";
@@ -44,7 +44,7 @@ export function HeatMap({ summary, route, zone, health, ended }) {
     </div>
     <p class="legend" aria-hidden="true">
       <span class="entry"><span class="key level0"></span> up to ${unbroken(duration(scale.usual))} behind the furthest
-        <span class="key level2"></span> <span class="key level4"></span> ${unbroken(duration(darkest(scale)))} or more</span>${" "}
+        <span class="key level2"></span> <span class="key level4"></span> ${unbroken(duration(strongest(scale)))} or more</span>${" "}
       <span class="entry"><span class="key never"></span> ? never reported</span>${" "}
       <span class="entry">${ended ? html`<span class="key"></span> □ ended` : html`<span class="key expired"></span> ! no worker`}</span>${" "}
       <span class="entry"><span class="key idle"></span> z idle</span>${" "}
