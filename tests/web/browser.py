@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from importlib.resources import files
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+AXE: Final = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 PATIENCE_MS: Final = 60_000
 """Longest wait for a page to show something. Only a missing element takes so long."""
@@ -104,3 +107,16 @@ def opened(
         watch.check()
     finally:
         context.close()
+
+
+def accessibility_faults(page: Page, options: str = "{}") -> list[str]:
+    """Return the faults that axe finds on a page, in words, without minor ones."""
+    # Evaluated by the driver, so the page's content policy stays as it is.
+    page.evaluate(f"() => {{ {AXE} }}")
+    found: dict[str, Any] = page.evaluate(f"axe.run({options})")
+    assert found["passes"]
+    return [
+        f"{each['id']} ({each['impact']}): {[node['html'][:200] for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] != "minor"
+    ]

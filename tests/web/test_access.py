@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import Any
-
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.web.browser import accessibility_faults
 from tests.web.conftest import Opened
 from tests.web.flights import Flights
 
@@ -16,29 +14,16 @@ VIEWS = {
     "job": "/#/jobs/nyc-flights",
     "stage": "/#/jobs/nyc-flights/stages/newark?at=1357603200000",
 }
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_no_accessibility_fault(flights: Flights, open_page: Opened, view: str):
     with open_page(VIEWS[view]) as page:
         _shown(page, view)
-        assert _faults(page, "{}") == []
+        assert accessibility_faults(page) == []
         page.emulate_media(color_scheme="dark")
         # Themes differ in colours alone.
-        assert _faults(page, "{runOnly: ['color-contrast']}") == []
-
-
-def _faults(page: Page, options: str) -> list[str]:
-    # Evaluated by the driver, so the page's content policy stays as it is.
-    page.evaluate(f"() => {{ {AXE} }}")
-    found: dict[str, Any] = page.evaluate(f"axe.run({options})")
-    assert found["passes"]
-    return [
-        f"{each['id']} ({each['impact']}): {[node['html'][:200] for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] != "minor"
-    ]
+        assert accessibility_faults(page, "{runOnly: ['color-contrast']}") == []
 
 
 def _shown(page: Page, view: str) -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.server import Service
 from tests.unit.agent.test_inspection import run
+from tests.web.browser import accessibility_faults
 from tests.web.conftest import Opened
 from tests.web.test_graph import FAULTS
 from tests.web.tour import HEALTH, MARKS, STAGES, Tour
@@ -281,6 +282,16 @@ def test_the_map_of_an_ended_stage_is_not_an_alarm(views: Views, open_page: Open
         expect(page.get_by_role("link", name="Ended 2")).to_be_visible()
     with open_page("#/jobs/tour/stages/refunds") as page:
         expect(page.locator(".heat button")).to_have_text(["!", "!"])
+
+
+@pytest.mark.parametrize("place", ["", "/stages/shipments", "/stages/conversions"])
+def test_troubles_have_no_accessibility_fault(tour: Tour, open_page: Opened, place: str):
+    """The colours of an alarm are not on the page of a sound job."""
+    with open_page(f"#/jobs/tour{place}") as page:
+        expect(page.locator(".heat button" if place else ".because").first).to_be_visible()
+        assert accessibility_faults(page) == []
+        page.emulate_media(color_scheme="dark")
+        assert accessibility_faults(page, "{runOnly: ['color-contrast']}") == []
 
 
 def test_the_page_explains_the_worst_problem_that_a_stage_waits_for_unless_another_is_chosen(
