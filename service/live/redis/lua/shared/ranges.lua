@@ -25,8 +25,9 @@ local function is_retired(st, index)
 end
 
 -- Notes that a range's retirement has ended, in `ending`: {{index, stamp of the change, holder of the lease that
--- reports}, …}, until the end is saved in the ledger. At a commit, the holder is unknown: ''. A report that was applied, but not answered, is sent again: without the note, the second
--- one would be answered before the end is durable.
+-- reports}, …}, until the end is saved in the ledger. At a commit, the holder is unknown: ''. A report that was
+-- applied, but not answered, is sent again: without the note, the second one would be answered before the end is
+-- durable.
 local function note_end_of_retirement(st, index)
   local ending = st.ending and cmsgpack.unpack(st.ending) or {}
   ending[#ending + 1] = {index, note_change(), st.reporter or ''}
