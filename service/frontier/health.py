@@ -355,14 +355,14 @@ def stages_below_ended(
     frozenset()
     """
     below: set[str] = set()
+    # The usual case, on every read.
+    if Health.ENDED not in found.values():
+        return frozenset()
     for name, health in found.items():
         inputs = pipeline.stages[name].inputs
-        stand = {each for each in inputs if found.get(each) is Health.ENDED} | below & {*inputs}
-        # The usual case first: nothing has ended.
-        if (
-            health is Health.OK
-            and stand
-            and not stand.isdisjoint(slowest_inputs(inputs, watermarks))
+        if health is Health.OK and any(
+            found.get(each) is Health.ENDED or each in below
+            for each in (slowest_inputs(inputs, watermarks) if inputs else ())
         ):
             below.add(name)
     return frozenset(below)

@@ -391,6 +391,20 @@ async def test_a_stream_has_what_changes_in_health_alone(remote: Api):
         assert (await anext(stream))[1]["health"] == "no_worker"
 
 
+async def test_a_stream_has_the_stages_whose_input_has_ended(remote: Api):
+    await remote.define({"s": {"shards": ["0"]}, "u": {"inputs": ["s"], "passthrough": True}})
+    run = await remote.run("s")
+    await remote.report("s", await remote.token("s", run=run), {"0": 5})
+    async with remote.client.stream("GET", f"{remote.root}/events") as response:
+        stream = events(response)
+        before = {state["stage"]: state for _, state in [await anext(stream), await anext(stream)]}
+        await remote.end(run, "finished")
+        after = {state["stage"]: state for _, state in [await anext(stream), await anext(stream)]}
+    assert (after["u"]["health"], after["u"]["input_ended"]) == ("ok", True)
+    assert "input_ended" not in {*before["u"], *after["s"]}
+    assert after["u"]["version"] == before["u"]["version"]
+
+
 async def test_the_overview_has_the_worst_first(gauge: InProcess):
     spec = {"s": {"shards": ["0"]}}
     for name in ("a", "b", "c", "d"):

@@ -19,6 +19,8 @@ from service.frontier.health import (
     health,
     healths,
     holds_back,
+    holds_back_next,
+    stages_below_ended,
     waiting_stages,
     worst,
 )
@@ -119,6 +121,32 @@ def test_where_nobody_is_in_trouble_nobody_waits(
     pipeline, watermarks, _, lowest = world
     found = healths(pipeline, pipeline.order, watermarks, {}, lowest.get)
     assert not set(found.values()) & TROUBLED
+
+
+@given(worlds())
+def test_a_stage_below_an_ended_input_is_sound_and_has_such_an_input_above(
+    world: tuple[Pipeline, dict[str, StageWatermark], dict[str, Vitals], dict[str, int]],
+) -> None:
+    pipeline, watermarks, seen, lowest = world
+    found = healths(pipeline, pipeline.order, watermarks, seen, lowest.get)
+    for name in stages_below_ended(pipeline, watermarks, found):
+        assert found[name] is Health.OK
+        assert any(found[each] is Health.ENDED for each in pipeline.ancestors([name]))
+
+
+@given(worlds(), st.sampled_from(NAMES))
+def test_a_stage_waits_now_or_later_and_never_both(
+    world: tuple[Pipeline, dict[str, StageWatermark], dict[str, Vitals], dict[str, int]], root: str
+) -> None:
+    pipeline, watermarks, seen, lowest = world
+    found = healths(pipeline, pipeline.order, watermarks, seen, lowest.get)
+    held = holds_back(
+        pipeline, root, watermarks, waiting_stages(pipeline, watermarks, found, lowest.get)
+    )
+    later = holds_back_next(pipeline, root, watermarks, held)
+    assert not {root, *held} & {*later}
+    assert {*later} < pipeline.reach([root])
+    assert all(watermarks[name].status is not Status.FINAL for name in later)
 
 
 def test_each_root_cause_has_a_remedy_and_a_section_of_the_runbook() -> None:
