@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.explanation_texts import (
     because_text,
+    behind_text,
     idle_text,
     limit_text,
     remedies_text,
@@ -27,7 +29,7 @@ from service.aggregator.troubles import Trouble, ended_text
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
 from service.frontier.columns import counted, lowest
-from service.frontier.explain import Reason, Step, path
+from service.frontier.explain import Reason, Step, path, slowest_inputs
 from service.frontier.graph import Pipeline, StageWatermark, Status
 from service.frontier.health import Health, Outcome
 from service.frontier.throttle import Advice
@@ -99,11 +101,11 @@ class Explainer:
         steps = [PathStep(name, step, healths[name]) for name, step in way]
         health = healths[stage]
         retired = await self._retirements.among(job, observed)
-        late = await self._late(view, observed)
+        late, lasting = await self._late(view, observed)
         if step is Step.FINAL or root not in observed:
             because = f"{stage} is final: nothing more will come"
             because += retired_text(stage, retired) + late
-            cure = REMEDY if late else None
+            cure = remedies_text(stage, None, lasting)
             return Explanation(
                 stage, view.stages[stage], health, because, cure, steps, [], 0, retired
             )
@@ -140,47 +142,59 @@ class Explainer:
         found = await self._problems(view, root, observed[root], now, holders, held.least)
         if found.cause is not None:
             because = f"{stands_text(stage, health, root, watermarks[stage].output)}: {found.cause}"
+            because += behind_text(holders, output)
         elif holders and holders[0].reason is Reason.BEHIND:
             because += limit_text(root, holders[0].view, throttle.groups)
-        others = await self._problems_below(view, way, observed, now)
+        others = await self._other_problems(view, way, observed, now)
         besides = "".join(f"; besides, {each.because}" for each in others.values())
         because += found.besides + besides + retired_text(stage, retired) + late
-        remedies = {name: each.remedy for name, each in others.items()}
+        remedies = {name: each.remedy for name, each in others.items()} | dict(lasting)
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            remedies_text(root, found.remedy, remedies) or (REMEDY if late else None),
+            remedies_text(root, found.remedy, remedies),
             steps,
             holders,
             held.total,
             retired,
         )
 
-    async def _late(self, view: JobView, observed: Mapping[str, StageObservation]) -> str:
-        """Write the late ranges of final stages, as the end of a sentence; empty: none."""
+    async def _late(
+        self, view: JobView, observed: Mapping[str, StageObservation]
+    ) -> tuple[str, Mapping[str, str]]:
+        """Write the late ranges of final stages, as the end of a sentence (empty: none), and the
+        remedies by stage.
+        """
         found = late_ranges(view.stages, observed)
         records = await self._retirements.records(view.name, [(e.stage, e.range) for e in found])
-        return "".join(
+        text = "".join(
             f"; {late_text(each, record.because)}"
             for each, record in zip(found, records, strict=True)
         )
+        return text, {each.stage: REMEDY for each in found}
 
-    async def _problems_below(
+    async def _other_problems(
         self,
         view: JobView,
         way: Sequence[tuple[str, Step]],
         observed: Mapping[str, StageObservation],
         now: Instant,
     ) -> Mapping[str, Trouble]:
-        """Return the worst problem of each stage of the path below its root, from the root down, but of
-        few stages.
+        """Return the worst problem of each stage of the path below its root, and of inputs that are as
+        low as those on the path, from the root down, but of few stages.
 
-        A stage waits for its input first. Once the input has come, the stage waits for itself.
+        A stage waits for its lowest inputs first. Once they have come, the stage waits for itself.
         """
         found: dict[str, Trouble] = {}
-        for name, _ in way[-2::-1]:
+        watermarks = {name: each.watermark for name, each in view.stages.items()}
+        names: list[str] = []
+        for (below, _), (above, _) in reversed([*pairwise(way)]):
+            lowest_ones = slowest_inputs(view.pipeline.stages[below].inputs, watermarks)
+            names += [each for each in lowest_ones if each != above]
+            names.append(below)
+        for name in dict.fromkeys(names):
             if name in observed and len(found) < _PROBLEMS:
                 troubles = await self._examiner.troubles(view, name, observed[name], now)
                 if troubles:
@@ -231,7 +245,7 @@ class _Problems:
 
 
 _PROBLEMS: Final = 3
-"""Number of problems of stages below the root that an explanation has."""
+"""Number of problems of other stages than the root that an explanation has."""
 
 _UNATTENDED: Final = (Health.NO_WORKER, Health.FAILED)
 _WANTED: Final[Mapping[Reason, tuple[Health, ...]]] = {

@@ -27,13 +27,34 @@ def retired_text(stage: str, retired: Sequence[Retirement]) -> str:
     if not own:
         return ""
     first = own[0]
-    more = f", and {len(own) - 1:,} more" if len(own) > 1 else ""
+    more = more_text(len(own))
     reason = "" if first.because is None else f" ({first.because})"
     return f"; range {first.range} of {first.stage} is retired{reason}{more}"
 
 
 def _retired_at(of: Retirement) -> int:
     return 0 if of.record is None else of.record.deed.at_ms
+
+
+def more_text(total: int) -> str:
+    """Write the number of ranges beside the one that is named, as the end of a sentence.
+
+    >>> more_text(1), more_text(2), more_text(1_001)
+    ('', ', and 1 more range', ', and 1,000 more ranges')
+    """
+    more = total - 1
+    return f", and {more:,} more range{'s' if more > 1 else ''}" if more else ""
+
+
+def behind_text(holders: Sequence[HoldingRange], output: int) -> str:
+    """Write that rows of a stage's lowest range are late, beside a problem; empty: they are not."""
+    first = holders[0].view if holders else None
+    if first is None or not MIN < first.promise < output:
+        return ""
+    return (
+        f"; range {first.name} is at {time_text(first.promise)}, behind {time_text(output)}, before"
+        " which its rows are late"
+    )
 
 
 def waits_text(stage: str, health: Health, root: str) -> str:
@@ -73,7 +94,7 @@ def because_text(
     who = f" (holder {first.view.holder})" if first.view.holder else ""
     where = f"range {first.view.name}{who}"
     phrase = _phrase(first, published_input, advice, now_ms) + _unread(first.view)
-    more = f", and {total - 1:,} more" if total > 1 else ""
+    more = more_text(total)
     if first.reason is Reason.BEHIND and first.view.promise < published_output:
         phrase += f", behind {time_text(published_output)}, before which its rows are late"
     if stage == root:
@@ -87,7 +108,7 @@ def idle_text(stage: str, holders: Sequence[HoldingRange], total: int) -> str:
         return ""
     first = holders[0].view
     who = f" (holder {first.holder})" if first.holder else ""
-    more = f", and {total - 1:,} more" if total > 1 else ""
+    more = more_text(total)
     at = ", and has never promised" if first.promise == MIN else f" at {time_text(first.promise)}"
     return (
         f"{stage} is idle, and stages below wait for it only without an active input: range"

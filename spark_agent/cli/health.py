@@ -102,7 +102,7 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
 
     A range that reports again, after its retirement has made the stage final, is late.
 
-    >>> stage_text({"status": "final", "ranges": {"total": 3, "final": 1, "idle": 0, "retired": 1}})
+    >>> stage_text({"status": "final", "ranges": {"reported": 3, "final": 1, "idle": 0, "retired": 1}})
     'final, late ranges 1, retired 1'
     """
     health = stage.get("health")
@@ -117,12 +117,12 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
 
 
 def _late_ranges(stage: WatermarkAnswer | JobSummary) -> int:
-    """Return the number of ranges of a final stage whose rows are late: those that are not final."""
+    """Return the number of reported ranges of a final stage that are not final: their rows are late."""
     counts = stage.get("ranges", {})
     if stage["status"] != "final":
         return 0
     done = (counts.get(kind, 0) for kind in ("final", "idle", "retired"))
-    return max(0, counts.get("total", 0) - sum(done))
+    return max(0, counts.get("reported", 0) - sum(done))
 
 
 def range_text(

@@ -389,6 +389,40 @@ async def test_a_stage_between_with_a_problem_is_named_with_its_remedy(
     assert [each.get("health") for each in body["path"]] == [None, None, None]
 
 
+async def test_another_input_that_is_as_low_is_named_with_its_remedy(
+    api: Api, gauge: InProcess
+) -> None:
+    await api.define(
+        {
+            "s": {"shards": ["a"]},
+            "t": {"shards": ["b"]},
+            "k": {"inputs": ["s", "t"], "ranges": 1},
+            "u": {"inputs": ["k"], "passthrough": True},
+        }
+    )
+    body = await explain(api, "u")
+    assert body["because"].startswith("u waits for s: 1 of 1 ranges of s has never reported")
+    assert "; besides, 1 of 1 ranges of t has never reported" in body["because"]
+    await api.report("s", await api.token("s", ttl_ms=LONG), {"a": 5})
+    assert "ranges of s " not in (await explain(api, "u"))["because"]
+
+
+async def test_late_rows_are_named_beside_a_problem(api: Api, gauge: InProcess) -> None:
+    """They were named only while the stage was without one."""
+    await api.define({"s": {"shards": ["a", "b"]}})
+    run = await api.run("s")
+    token = await api.token("s", run=run)
+    await api.report("s", token, {"a": 50, "b": 20})
+    await api.retire("s", "b", "sold")
+    await api.report("s", token, {"b": 30})
+    late = (
+        "range b is at 1970-01-01T00:00:00.030Z, behind 1970-01-01T00:00:00.050Z, before which its rows"
+        " are late"
+    )
+    await api.end(run, "failed")
+    assert (await explain(api, "s"))["because"].endswith(f"; {late}")
+
+
 async def test_a_shard_that_is_final_and_idle_is_final_without_the_others(job: Api) -> None:
     token = await job.token("s")
     await job.report("s", token, {"a": {"final": True}})

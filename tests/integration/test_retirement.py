@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,9 @@ async def test_a_return_to_a_stage_that_is_final_is_explained(job: Api, gauge: I
     assert explained["because"] == f"clicks is final: nothing more will come; {late}"
     assert explained["remedy"].startswith("Reset the job")
     assert explained["path"] == [{"stage": "clicks", "reason": "final"}]
-    assert (await job.explain("counts"))["because"].endswith(f"; {late}")
+    counts = await job.explain("counts")
+    assert counts["because"].endswith(f"; {late}")
+    assert re.search(r" For clicks: Reset the job, .*\.$", counts["remedy"])
     assert late not in (await job.explain("taps"))["because"]
     gauge.skip_on_redis()
     gauge.advance(20_000)
@@ -143,7 +146,9 @@ async def test_it_is_in_the_audit_and_in_each_view(job: Api, gauge: InProcess) -
     gauge.advance(1_000)
     await job.retire("taps", "t-0", "sold")
     own = (await job.explain("taps"))["because"]
-    assert own.endswith("; range t-0 of taps is retired (sold), and 1 more"), "the newest first"
+    assert own.endswith("; range t-0 of taps is retired (sold), and 1 more range"), (
+        "the newest first"
+    )
     assert "retired" not in await job.explain("clicks")
     ranges = {each["range"]: each for each in await job.ranges("taps")}
     assert (ranges["t-2"]["status"], ranges["t-2"]["retired"]) == ("final", True)
