@@ -28,19 +28,24 @@ _SILENT_KEYS: Final = (
 _NAMED = 3
 
 
-def remedy(health: Health, *, is_keyed: bool, departed: Sequence[str] = ()) -> str:
+def remedy(
+    health: Health, *, is_keyed: bool, departed: Sequence[str] = (), run_holder: str = ""
+) -> str:
     """Return the next thing to do about a root cause of a stage.
 
     `is_keyed`: it has key ranges. `departed`: the last holders of its ranges, whose leases have run out.
+    `run_holder`: the holder of its last run, if this is known and they are not.
 
     >>> remedy(Health.FAILED, is_keyed=True)
     'Mend the cause, and start the query again: it goes on from its checkpoint.'
     >>> remedy(Health.NO_WORKER, is_keyed=False, departed=["exec-1", "exec-2"]).rpartition(". ")[2]
     'The last holders: exec-1, exec-2.'
+    >>> remedy(Health.NO_WORKER, is_keyed=False, run_holder="driver-1").rpartition(". ")[2]
+    'The last run was held by driver-1.'
     """
     found = _SILENT_KEYS if is_keyed and health is Health.SILENT else REMEDIES[health]
     if not departed:
-        return found
+        return f"{found} The last run was held by {run_holder}." if run_holder else found
     holders = "holder" if len(departed) == 1 else "holders"
     more = f" and {len(departed) - _NAMED} more" if len(departed) > _NAMED else ""
     return f"{found} The last {holders}: {', '.join(departed[:_NAMED])}{more}."

@@ -78,13 +78,17 @@ class TroubledRanges:
         since_ms: int | None,
         because: str,
         departed: Sequence[str] = (),
+        run_holder: str = "",
     ) -> Trouble:
-        """Return the trouble of some of them. `departed`: their last holders."""
+        """Return the trouble of some of them.
+
+        `departed`: their last holders; `run_holder`: the holder of the last run.
+        """
         chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
         names = [self.seen.layout.name(index) for index in chosen.tolist()]
         least = int(self.seen.promises[indices].min(initial=MAX))
         is_keyed = isinstance(self.seen.layout, KeyLayout)
-        cure = remedy(health, is_keyed=is_keyed, departed=departed)
+        cure = remedy(health, is_keyed=is_keyed, departed=departed, run_holder=run_holder)
         return Trouble(health, since_ms, len(indices), names, because, least, cure)
 
     def some(self, indices: Int64s) -> str:
@@ -125,8 +129,8 @@ def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
         f"{of.some(left)} {_have(left)} no worker since {of.moment(since_ms)}"
         f" ({_their(left)} last run was stopped{_cause(end)})"
     )
-    holder = [end.holder] if end.holder else []
-    return of.trouble(Health.NO_WORKER, left, since_ms, because, of.departed(left) or holder)
+    departed = of.departed(left)
+    return of.trouble(Health.NO_WORKER, left, since_ms, because, departed, end.holder)
 
 
 def no_worker_trouble(of: TroubledRanges) -> Trouble:

@@ -173,7 +173,9 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     'the stage has stood still for 30 ms, and an estimate needs 9 such pauses: fewer in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
     'the history is too short: an estimate needs 9 advances by 7.2 s: fewer in the last 293 ms; at the \
-pace so far, the history is long enough in about 10 s'
+pace so far, the history is long enough in about 1 s'
+    >>> estimate(trace, now_ms=393, target=9_000).because.rpartition(": ")[2]
+    'fewer in the last 393 ms'
     >>> estimate(Trace([Observation(MIN, 10, 60, 1)]), now_ms=293, target=9_000).because
     'the stage has stood still since its first output watermark, for 283 ms'
     """
@@ -194,7 +196,7 @@ pace so far, the history is long enough in about 10 s'
         return NoEstimate(
             f"the history is too short: an estimate needs {_NEEDED} advances by"
             f" {duration_text(distance)}: fewer in the last {duration_text(history_ms)}"
-            f"{_enough_text(trace, distance, history_ms)}"
+            f"{_enough_text(trace, distance, history_ms, stood_ms)}"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:
@@ -213,11 +215,16 @@ pace so far, the history is long enough in about 10 s'
     )
 
 
-def _enough_text(trace: Trace, distance: float, history_ms: float) -> str:
-    """Write the time until the history has enough advances, at its pace so far; empty: never."""
+def _enough_text(trace: Trace, distance: float, history_ms: float, stood_ms: float) -> str:
+    """Write the time until the history has enough advances, at its pace so far; empty: never, or the
+    stage has stood still for longer than before.
+
+    Meanwhile the history grows, and the distance shrinks as much.
+    """
     advanced = trace.output[-1] - trace.output[0]
-    left_ms = (_NEEDED * distance - advanced) * history_ms / advanced
-    if left_ms <= 0 or history_ms + left_ms > WINDOWS_MS[-1]:
+    left_ms = (_NEEDED * distance - advanced) / (_NEEDED + 1) * history_ms / advanced
+    has_stopped = stood_ms > np.diff(trace.at_ms).max()
+    if has_stopped or left_ms <= 0 or history_ms + left_ms > WINDOWS_MS[-1]:
         return ""
     return f"; at the pace so far, the history is long enough in about {duration_text(left_ms)}"
 

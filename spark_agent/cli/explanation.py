@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from spark_agent.cli.health import health_text, style_of
-from spark_agent.client.responses import ExplainAnswer, HolderAnswer
+from spark_agent.client.responses import ExplainAnswer, HolderAnswer, RetiredAnswer
 from spark_agent.times import duration_text, instant_text
 
 _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
@@ -39,7 +39,23 @@ def explanation_tree(found: ExplainAnswer) -> Tree:
     more = found["holders_total"] - len(found["holders"])
     if more > 0:
         branch.add(Text(f"and {more:,} more: --limit"))
+    for retired in found.get("retired", ()):
+        root.add(Text(_retired(retired)))
     return root
+
+
+def _retired(of: RetiredAnswer) -> str:
+    """Write a retirement.
+
+    >>> _retired({"stage": "taps", "range": "a", "because": "sold", "by": "ops", "since": "12:00Z"})
+    'range a of taps is retired, since 12:00Z, by ops: sold'
+    >>> _retired({"stage": "taps", "range": "a", "because": None, "by": None, "since": None})
+    'range a of taps is retired'
+    """
+    since = f", since {of['since']}" if of["since"] else ""
+    by = f", by {of['by']}" if of["by"] else ""
+    because = f": {of['because']}" if of["because"] else ""
+    return f"range {of['range']} of {of['stage']} is retired{since}{by}{because}"
 
 
 def _reason(holder: HolderAnswer) -> str:

@@ -75,7 +75,14 @@ def apply(
         if changes:
             # Before a change is shown that the service rejects.
             client.check(name, wanted)
-        caused = list(effects(before, wanted, lambda stage: _retired(client, name, stage)))
+        caused = list(
+            effects(
+                before,
+                wanted,
+                lambda stage: _retired(client, name, stage),
+                lambda stage: client.watermark(name, stage).final,
+            )
+        )
         if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
@@ -202,16 +209,22 @@ def _retired(client: Client, job: str, stage: str) -> Collection[str]:
 
 
 def effects(
-    before: Mapping[str, Any], after: Mapping[str, Any], retired: Callable[[str], Collection[str]]
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    retired: Callable[[str], Collection[str]],
+    is_final: Callable[[str], bool],
 ) -> Iterator[str]:
     """Yield the effects on watermarks of shards that come and go. `retired` returns those of a source.
 
     >>> before = {"stages": {"s": {"shards": ["a", "b", "old"]}, "t": {"shards": ["x"]}}}
     >>> after = {"stages": {"s": {"shards": ["b", "c", "d"]}, "t": {"shards": ["x"]}}}
-    >>> for line in effects(before, after, {"s": ["old"]}.__getitem__): print(line)
+    >>> old = {"s": ["old"]}.__getitem__
+    >>> for line in effects(before, after, old, "t".__eq__): print(line)
     s stands still until new shards have reported: c, d
     s does not wait any longer for: a
     s has not waited for: old, which is retired
+    >>> next(effects(before, after, old, "s".__eq__)).partition(";")[0]
+    's is final, and all rows of new shards are late: c, d'
     """
     new: Mapping[str, Any] = after.get("stages", {})
     for name, stage in before.get("stages", {}).items():
@@ -223,7 +236,12 @@ def effects(
         come = [each for each in new_shards if each not in old_shards]
         gone = [each for each in old_shards if each not in new_shards]
         if come:
-            yield f"{name} stands still until new shards have reported: {_few(come)}"
+            yield (
+                f"{name} is final, and all rows of new shards are late: {_few(come)}; reset the job"
+                " if they must count"
+                if is_final(name)
+                else f"{name} stands still until new shards have reported: {_few(come)}"
+            )
         done = retired(name) if gone else ()
         if waited := [each for each in gone if each not in done]:
             yield f"{name} does not wait any longer for: {_few(waited)}"

@@ -16,6 +16,7 @@ from spark_agent.cli.common import (
     client_of,
     complete_job,
     explained,
+    output,
     print_data,
     print_table,
 )
@@ -156,6 +157,9 @@ def audit(
     with explained("audit", url):
         found = client_of(url, key_file).audit(limit=limit, job=job)
     if print_data(form, {"records": found}):
+        return
+    if not found and job is not None:
+        output().print(f"the audit has not a record of job {job!r}", markup=False)
         return
     print_table(
         _AUDIT,

@@ -40,7 +40,7 @@ _STAGES: Final = (
     Column("lag", 1, right=True),
     Column("system lag", 2, right=True),
     Column("reported", 4, right=True),
-    Column("leased", 6, right=True),
+    Column("leased", 6, right=True, needs="reported"),
     Column("late", 5, right=True, usual="0"),
 )
 

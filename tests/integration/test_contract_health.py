@@ -206,7 +206,7 @@ async def test_a_run_that_ends_otherwise_is_a_problem(
     assert (found["health"], found["severity"], found["ranges"]) == (health, "critical", 24)
     assert found["because"].startswith(says)
     assert "by hand" in found["because"]
-    assert found["remedy"].endswith("The last holder: driver.") is (outcome == "stopped")
+    assert found["remedy"].endswith("The last run was held by driver.") is (outcome == "stopped")
     assert (await job.explain("clicks"))["because"].endswith(found["because"])
     await job.run("clicks")
     await job.token("clicks", run=run + 1)

@@ -274,6 +274,8 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         ("create-job", "admin (environment)", ""),
     ]
     assert {each["address"] for each in records} == {"127.0.0.1"}
+    none = run("audit", "nope", cwd=tmp_path, environment=where).stdout
+    assert none.strip() == "the audit has not a record of job 'nope'"
     everything = run("audit", cwd=tmp_path, environment=where).stdout
     assert "revoke-key" in everything
     assert "drive for audited" in everything

@@ -15,6 +15,7 @@ import pytest
 from spark_agent.client.client import Client
 from spark_agent.client.errors import UnknownJob
 from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.times import MAX_MS
 from tests.support.server import ROOT, Service
 from tests.unit.agent.test_inspection import run
 
@@ -74,6 +75,14 @@ def test_a_dry_run_says_what_the_service_would_refuse(
     assert water.client.job(water.job) == before
 
 
+def test_apply_names_shards_that_come_too_late(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.report(MAX_MS)
+    assert applied(water, tmp_path, SPEC.replace("south]", "south, east]"), "--dry-run")[1] == (
+        "taps is final, and all rows of new shards are late: east; reset the job if they must count"
+    )
+
+
 def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path) -> None:
     planned = applied(water, tmp_path, SPEC, "--dry-run")
     assert planned == [
@@ -91,6 +100,7 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
         "taps stands still until new shards have reported: east",
     ]
     assert list(water.client.job(water.job)[0]["stages"]["taps"]["shards"])[-1] == "east"
+    assert not any("final" in line for line in applied(water, tmp_path, wider, "--dry-run"))
     fewer = json.dumps({"job": water.job, "stages": {"taps": {"shards": ["north"]}}})
     (tmp_path / "spec.json").write_text(fewer)
     # Nobody answers the question.

@@ -6,6 +6,7 @@ conditions last for as long as the workers of the moving stages report.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import sys
@@ -137,6 +138,7 @@ class Tour(Feed):
 
 def main() -> None:
     """Start a service with the embedded stores, and report until Ctrl-C."""
+    argparse.ArgumentParser(prog="python -m tests.web.tour", description=main.__doc__).parse_args()
     # A supervisor ends the program in the same way, and the service with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
