@@ -168,12 +168,9 @@ class Explainer:
         remedies by stage.
         """
         found = late_ranges(view.stages, observed)
-        records = await self._retirements.records(view.name, [(e.stage, e.range) for e in found])
-        text = "".join(
-            f"; {late_text(each, record.because)}"
-            for each, record in zip(found, records, strict=True)
-        )
-        return text, {each.stage: REMEDY for each in found}
+        reasons = [await self._retirements.ended(view.name, e.stage, e.range) for e in found]
+        texts = map(late_text, found, reasons)
+        return "".join(f"; {each}" for each in texts), {each.stage: REMEDY for each in found}
 
     async def _other_problems(
         self,

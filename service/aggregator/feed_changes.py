@@ -65,10 +65,13 @@ SILENCE = Changes(())
 
 
 def health_of(state: StageState) -> str:
-    """Return the health of a stage, and whether its input has ended; empty: not derived."""
-    if state.soft is None:
+    """Return all that followers get of a stage without a change of its watermark, as text; empty: not
+    derived.
+    """
+    soft = state.soft
+    if soft is None:
         return ""
-    return f"{state.soft.health}, input ended" if state.soft.input_ended else state.soft.health
+    return f"{soft.health} {soft.input_ended} {soft.late_ranges}"
 
 
 def checksum_of(states: Iterable[StageState]) -> str:

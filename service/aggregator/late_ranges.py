@@ -1,8 +1,8 @@
-"""Ranges that continue below a final stage's watermark, in words.
+"""Late ranges of final stages: their number, and in words.
 
-The watermark of a final stage does not go back. A range whose retirement has made its stage final may
-report again, and a stage that is final may get another shard. All rows of such a range are late, and
-nothing else shows the range: it holds nothing back, and is not a problem.
+A range whose retirement has made its stage final may report again, and a shard that a final stage gets
+may report. Such a range holds nothing back, and is not a problem: nothing else shows that its rows are
+late.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.frontier.columns import lowest
-from service.frontier.health import counted_ranges
+from service.frontier import retirement as rule
+from service.frontier.columns import Bools, lowest
 from service.frontier.timestamps import MAX, MIN, time_text
 from service.model.jobs import StageView
 from service.model.observations import StageObservation
@@ -24,7 +24,7 @@ REMEDY = "Reset the job, and run its queries again, if the late rows must count.
 
 @dataclass(frozen=True, slots=True)
 class LateRanges:
-    """The ranges of a final stage that are not final."""
+    """The late ranges of a final stage."""
 
     stage: str
     total: int
@@ -37,18 +37,27 @@ class LateRanges:
 def late_ranges(
     stages: Mapping[str, StageView], observed: Mapping[str, StageObservation]
 ) -> Sequence[LateRanges]:
-    """Return the ranges of the final ones among these stages whose rows are all late."""
+    """Return the late ranges of these stages."""
     found: list[LateRanges] = []
     for stage, seen in observed.items():
-        if stages[stage].watermark.output != MAX:
-            continue
-        late = np.flatnonzero(counted_ranges(seen.promises, seen.idle, seen.reported_at_ms))
+        late = np.flatnonzero(_late(stages[stage], seen))
         if len(late):
             first = int(late[lowest(seen.promises[late], 1)][0])
             promise = int(seen.promises[first])
             name, has_worker = seen.layout.name(first), bool(seen.owners[first])
             found.append(LateRanges(stage, len(late), name, promise, has_worker))
     return found
+
+
+def count_late_ranges(stage: StageView, seen: StageObservation) -> int:
+    """Return the number of late ranges of a stage."""
+    return int(np.count_nonzero(_late(stage, seen)))
+
+
+def _late(stage: StageView, seen: StageObservation) -> Bools:
+    if stage.watermark.output != MAX:
+        return np.zeros(len(seen.promises), dtype=np.bool_)
+    return rule.late_ranges(seen.promises, seen.reported_at_ms, stage.advanced_at_ms)
 
 
 def late_text(late: LateRanges, because: str | None) -> str:
@@ -60,10 +69,10 @@ def late_text(late: LateRanges, because: str | None) -> str:
     >>> text.partition(": ")[2]
     'it is at 1970-01-01T00:01:00Z, has no worker, and all its rows are late, since in is final'
     >>> late_text(LateRanges("in", 3, "b", MIN, has_worker=True), None).partition(":")[0]
-    'range b of in is not final'
+    'range b of in has reported since in is final'
     """
     again = (
-        "is not final"
+        f"has reported since {late.stage} is final"
         if because is None
         else f"has reported again after its retirement ({because})"
     )

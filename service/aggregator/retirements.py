@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from service.clock import Clock
 from service.consistency.publisher import Publisher
@@ -23,7 +24,9 @@ from service.model.reports import RangeView
 from service.tasks import run_to_completion
 
 _RECORDS = 1_000
-"""Number of retirements in the audit, the newest first, that are searched for the reason of one."""
+"""Number of records of the audit, the newest first, that are searched for the reason of a retirement."""
+_BEGINS: Final = frozenset({Action.CREATE_JOB, Action.DELETE_JOB, Action.RESET_JOB})
+"""A retirement does not outlast these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,26 @@ class Retirements:
             for index in sorted(seen.retired)
         ]
         return await self.records(job, retired)
+
+    async def ended(self, job: str, stage: str, range_name: str) -> str | None:
+        """Return the reason of a range's retirement that has ended; None: it is not known.
+
+        Only the retirement of the present range counts: not one before a reset or another job of this
+        name, or of a shard that has left the specification since.
+        """
+        try:
+            records = await self._ledger.read_audit(_RECORDS, None, job)
+        except UnavailableError:
+            # For display alone.
+            return None
+        detail, left = detail_of(stage, range_name, ""), f"; {stage}: "
+        for each in records:
+            action = each.deed.action
+            if action in _BEGINS or (action is Action.CHANGE_JOB and left in each.detail):
+                return None
+            if action is Action.RETIRE_RANGE and each.detail.startswith(detail):
+                return each.detail.removeprefix(detail)
+        return None
 
     async def records(self, job: str, retired: Iterable[tuple[str, str]]) -> list[Retirement]:
         """Return these retired ranges (stage, range), with their records in the audit."""

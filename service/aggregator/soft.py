@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from service.aggregator.conditions import Condition, count_conditions
 from service.aggregator.health import Examiner, are_steady
+from service.aggregator.late_ranges import count_late_ranges
 from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
@@ -69,6 +70,8 @@ class SoftState:
     """Number of ranges of each condition. See `count_conditions`."""
     input_ended: bool = False
     """True if it waits for an input that has ended. See `stages_below_ended`."""
+    late_ranges: int = 0
+    """Ranges of a final stage that report again: all their rows are late."""
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]
@@ -274,6 +277,7 @@ def _derive(
                 healths[name],
                 _NO_RANGES if seen is None else count_conditions(seen),
                 name in below_ended,
+                0 if seen is None else count_late_ranges(job.stages[name], seen),
             )
     return states
 

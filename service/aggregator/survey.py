@@ -81,6 +81,7 @@ def _surveyed(
         _conditions(state),
         None if soft is None else Work(soft.processing_ms, soft.counts),
         None if soft is None else soft.health,
+        None if soft is None else soft.late_ranges,
         None if advice is None or not is_source else _throttled(advice.get(state.name, {})),
     )
 

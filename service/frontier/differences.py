@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from service.frontier.graph import Pipeline, Stage
+from service.frontier.policies import ThrottlePolicy
 from service.frontier.ranges import ShardLayout
 
 _NAMED: Final = 3
@@ -25,22 +27,49 @@ def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
     k 4 ranges in place of 2
     u removed
     v new
+
+    A throttle is a policy of the sources of its group, and of the stage whose lag it limits.
+
+    >>> from service.frontier.policies import ThrottlePolicy
+    >>> lag = ThrottlePolicy(max_lag_ms={"k": 60_000})
+    >>> dict(differences(before, Pipeline(before.stages, lag)))
+    {'k': 'another throttle'}
     """
     found = {name: "removed" for name in before.stages if name not in after.stages}
     for name, stage in after.stages.items():
         old = before.stages.get(name)
         if old is None:
             found[name] = "new"
-        elif old != stage:
-            found[name] = ", ".join(_changes(old, stage)) or "another policy"
+        elif any(_changes(old, stage)):
+            found[name] = ", ".join(_changes(old, stage))
+    for name in dict.fromkeys(_throttled_otherwise(before.throttle, after.throttle)):
+        if found.get(name) not in {"new", "removed"}:
+            found[name] = ", ".join(filter(None, [found.get(name), "another throttle"]))
     ordered = dict.fromkeys((*before.stages, *after.stages))
     return {name: found[name] for name in ordered if name in found}
 
 
+def _throttled_otherwise(before: ThrottlePolicy, after: ThrottlePolicy) -> Iterator[str]:
+    """Yield the sources whose groups differ, and the stages whose limits of lag do."""
+    for these, others in ((before, after), (after, before)):
+        for group in these.groups:
+            if group not in others.groups:
+                yield from group.stages
+        for stage, lag_ms in these.max_lag_ms.items():
+            if others.max_lag_ms.get(stage) != lag_ms:
+                yield stage
+
+
 def _changes(old: Stage, new: Stage) -> Iterator[str]:
     yield from _named("input", old.inputs, new.inputs)
-    if old.layout == new.layout:
-        return
+    if old.layout != new.layout:
+        yield from _ranges(old, new)
+    # Follows from the throttle of the job, which is compared apart.
+    if replace(old.policy, is_throttled=False) != replace(new.policy, is_throttled=False):
+        yield "another policy"
+
+
+def _ranges(old: Stage, new: Stage) -> Iterator[str]:
     if isinstance(old.layout, ShardLayout) and isinstance(new.layout, ShardLayout):
         yield from _named("shard", old.layout.names, new.layout.names)
         return

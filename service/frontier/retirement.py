@@ -8,10 +8,14 @@ of other ranges do not change.
 A retirement ends with the next report of the range: its worker lives, and its rows must be waited for.
 Then the range holds its stage from its kept promise on. The watermark does not go back: rows behind it
 are late. A claim, or the end of a lease, does not end a retirement.
+
+If the retirement has made its stage final, all rows of a range that returns are late: a final stage
+stays final. Such a range holds nothing back, so it is counted apart, as a *late range*.
 """
 
 from __future__ import annotations
 
+from service.frontier.columns import Bools, Int64s
 from service.frontier.timestamps import MAX
 
 
@@ -22,3 +26,17 @@ def counted_promise(promise: int, *, retired: bool) -> int:
     (5, True)
     """
     return MAX if retired else promise
+
+
+def late_ranges(promises: Int64s, reported_at_ms: Int64s, final_since_ms: int) -> Bools:
+    """Return the late ranges of a final stage: they have reported since it is final, and are not final.
+
+    An earlier report proves nothing: after a loss of the live store, a range that was final may be
+    restored as it was before its last report.
+
+    >>> import numpy as np
+    >>> promises, reported_at_ms = np.array([7, 7, MAX, 0]), np.array([50, 40, 50, 0])
+    >>> late_ranges(promises, reported_at_ms, final_since_ms=45).tolist()
+    [True, False, False, False]
+    """
+    return (promises != MAX) & (reported_at_ms > final_since_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, case, or_, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import run_statements as run_sql
@@ -27,7 +27,7 @@ _ACTIONS = (
 
 _OF_SOME_STAGES = (
     (audit.c.action == Action.CHANGE_JOB.value)
-    & audit.c.detail.contains("; ", autoescape=True)
+    & run_sql.holds(audit.c.detail, "; ")
     # Cut: others may follow.
     & ~audit.c.detail.endswith("…", autoescape=True)
 )
@@ -35,7 +35,7 @@ _OF_SOME_STAGES = (
 
 
 def _names(stage: str) -> ColumnElement[bool]:
-    return audit.c.detail.contains(f"; {stage}: ", autoescape=True)
+    return run_sql.holds(audit.c.detail, f"; {stage}: ")
 
 
 async def find_changes(
@@ -56,7 +56,7 @@ async def find_changes(
     )
     if stage is not None:
         # The detail of a retirement, or of its end, begins with the stage. Names do not have blanks.
-        of_stage = audit.c.detail.startswith(f"{stage} ", autoescape=True)
+        of_stage = func.substr(audit.c.detail, 1, len(stage) + 1) == f"{stage} "
         of_range = audit.c.action.in_(OF_RANGES)
         records = records.where(or_(~of_range, of_stage), or_(~_OF_SOME_STAGES, _names(stage)))
     started = runs.c.started_at_ms.between(*span)

@@ -75,4 +75,9 @@ FIND_RUNS = (
 def opened_for(stage: str) -> ColumnElement[bool]:
     """Return the condition that a run was opened for this stage."""
     # The stages are a list in JSON. Names do not have quotes.
-    return runs.c.stages.contains(f'"{stage}"', autoescape=True)
+    return holds(runs.c.stages, f'"{stage}"')
+
+
+def holds(column: ColumnElement[str], part: str) -> ColumnElement[bool]:
+    """Return the condition that a text has this part. `LIKE` of SQLite ignores the case of letters."""
+    return func.replace(column, part, "") != column

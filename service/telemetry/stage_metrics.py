@@ -44,6 +44,8 @@ class SurveyedStage:
     """None: it does not answer, or the job has too many ranges to look at them all for a scrape."""
     health: Health | None = None
     """None likewise."""
+    late_ranges: int | None = None
+    """Ranges that report although the stage is final; None likewise."""
     throttled: int | None = None
     """Shards that the throttle pauses or slows down; None: its job has no throttle, or likewise."""
 
@@ -152,6 +154,10 @@ def _ranges(stages: Sequence[_Labelled]) -> tuple[Family, ...]:
         " final",
         "state",
     )
+    late = _gauge(
+        "tidegauge_late_ranges",
+        "Ranges that report although their stage is final: all their rows are late",
+    )
     retired = _gauge(
         "tidegauge_retired_ranges",
         "Ranges of a stage that it does not wait for, by an operator's declaration",
@@ -164,7 +170,9 @@ def _ranges(stages: Sequence[_Labelled]) -> tuple[Family, ...]:
                 states.add(names, count, state)
             leased.add(names, each.census.leased)
             retired.add(names, each.census.retired)
-    return ranges, leased, states, retired
+        if each.late_ranges is not None:
+            late.add(names, each.late_ranges)
+    return ranges, leased, states, retired, late
 
 
 def _work(stages: Sequence[_Labelled], now_ms: int) -> tuple[Family, ...]:

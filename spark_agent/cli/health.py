@@ -102,7 +102,7 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
 
     A range that reports again, after its retirement has made the stage final, is late.
 
-    >>> stage_text({"status": "final", "ranges": {"reported": 3, "final": 1, "idle": 0, "retired": 1}})
+    >>> stage_text({"status": "final", "ranges": {"late": 1, "retired": 1}})
     'final, late ranges 1, retired 1'
     """
     health = stage.get("health")
@@ -112,17 +112,9 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     if is_sound and stage.get("slowest_ended"):
         ended = [f"{stage.get('slowest')} has ended"]
     retired = stage.get("ranges", {}).get("retired", 0)
-    marks = [(_late_ranges(stage), "late ranges"), (retired, "retired"), (throttled, "throttled")]
+    late = stage.get("ranges", {}).get("late", 0)
+    marks = [(late, "late ranges"), (retired, "retired"), (throttled, "throttled")]
     return ", ".join([word, *ended, *(f"{mark} {count:,}" for count, mark in marks if count)])
-
-
-def _late_ranges(stage: WatermarkAnswer | JobSummary) -> int:
-    """Return the number of reported ranges of a final stage that are not final: their rows are late."""
-    counts = stage.get("ranges", {})
-    if stage["status"] != "final":
-        return 0
-    done = (counts.get(kind, 0) for kind in ("final", "idle", "retired"))
-    return max(0, counts.get("reported", 0) - sum(done))
 
 
 def range_text(

@@ -62,7 +62,15 @@ class _Layout:
 def plain(cell: object) -> Text:
     """Return a foreign name as text that neither is markup nor controls a terminal."""
     shown = " ".join(str(cell).splitlines())
-    return Text("".join(each if each.isprintable() else "\ufffd" for each in shown))
+    return Text("".join(_shown(each) for each in shown))
+
+
+def _shown(character: str) -> str:
+    if character.isspace():
+        return " "
+    # Joins the parts of one emoji, and letters of some scripts.
+    is_shown = character.isprintable() or character == "\u200d"
+    return character if is_shown else "\ufffd"
 
 
 def table_lines(

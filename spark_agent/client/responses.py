@@ -138,6 +138,7 @@ class RangeCounts(TypedDict):
     final: int
     leased: int
     retired: NotRequired[int]
+    late: NotRequired[int]
 
 
 class WatermarkAnswer(TypedDict):
