@@ -72,11 +72,11 @@ function Foot({ range, more, badges }) {
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
 }
 
-/** The ranges of a final stage whose rows are late: those that are not final. */
-function lateRanges(stage) {
+/** The ranges of a final stage whose rows are late: those that have reported, and are not final. */
+export function lateRanges(stage) {
   if (stage?.status !== "final") return 0;
-  const { total, final, idle, retired = 0 } = stage.ranges;
-  return Math.max(0, total - final - idle - retired);
+  const { reported, final, idle, retired = 0 } = stage.ranges;
+  return Math.max(0, reported - final - idle - retired);
 }
 
 /** The late, retired and throttled ranges of a stage: none is a health. */
