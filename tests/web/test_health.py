@@ -135,7 +135,7 @@ def test_a_stage_below_an_ended_input_is_not_shown_as_moving(service: Service, o
         feed.claim("taps", holder="w").promise(START + 60_000)
         with open_page("#/jobs/below-ended") as page:
             box = page.locator('a[data-stage="both"]')
-            expect(box.locator(".badge.health")).to_have_text("input ended")
+            expect(box.locator(".badge.input")).to_have_text("input ended")
             expect(box).to_have_attribute("aria-label", re.compile("^both, active, input ended:"))
             row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="both"))
             expect(row).to_contain_text("active, input ended")
