@@ -36,9 +36,9 @@ export class StageBox extends Following {
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
         <rect class="box" width=${NODE.width} height=${NODE.height + (foot ? NODE.foot : 0)} rx="6" />
-        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${5} text=${String(number)} />`}
-        <text class="name" x=${PAD + numberWidth} y="18">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
-        <text class="sign" x=${NODE.width - PAD} y="18">${signOf(kind)}</text>
+        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${4} text=${String(number)} />`}
+        <text class="name" x=${PAD + numberWidth} y="17">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
+        <text class="sign" x=${NODE.width - PAD} y="17">${signOf(kind)}</text>
         <text class="output" x=${PAD} y="36">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
         ${health && html`<${Badge} kind="health" x=${NODE.width - PAD - healthWidth} y=${23} text=${health} />`}
         <text x=${PAD} y="55">${firstFitted(lagLines, FONTS.text, room)}</text>
