@@ -46,6 +46,13 @@ FAULTS: Final = """() => {
     texts.forEach(([one, a], k) => texts.slice(k + 1).forEach(([other, b]) => {
       if (overlap(a, b)) faults.push(`${one} and ${other} overlap`);
     }));
+    const near = (a, b) => a.left < b.right + 1 && b.left < a.right + 1
+      && a.top < b.bottom + 1 && b.top < a.bottom + 1;
+    for (const [word, , badge] of texts) {
+      for (const [text, place] of badge ? texts.filter(([each]) => each !== word) : []) {
+        if (near(badge, place)) faults.push(`the badge ${word} touches ${text}`);
+      }
+    }
   }
   places.sort(([, a], [, b]) => a.left - b.left || a.top - b.top);
   places.slice(1).forEach(([name, box], k) => {
@@ -268,6 +275,9 @@ def test_what_is_not_well_has_a_badge(service: Service, open_page: Opened):
         "both": {"inputs": ["fast", "slow"], "ranges": 2},
         "crashed": {"shards": ["c"]},
         "after-it": {"inputs": ["crashed"], "passthrough": True},
+        "lost": {"shards": ["l"]},
+        "dump": {"shards": ["d"]},
+        "after-dump": {"inputs": ["dump"], "passthrough": True},
     }
     with Feed(service.url, "badges") as feed:
         feed.define(stages, throttle=spread)
@@ -277,6 +287,10 @@ def test_what_is_not_well_has_a_badge(service: Service, open_page: Opened):
         run = feed.send("POST", "/runs", {"stages": ["crashed"], "holder": "c"})["run"]
         feed.claim("crashed", holder="c", run=run).promise(START)
         feed.send("POST", f"/runs/{run}/end", {"outcome": "failed", "because": "out of memory"})
+        feed.claim("lost", holder="l", ttl_ms=1_000).promise(START)
+        dump = feed.send("POST", "/runs", {"stages": ["dump"], "holder": "d"})["run"]
+        feed.claim("dump", holder="d", run=dump).promise(START)
+        feed.send("POST", f"/runs/{dump}/end", {"outcome": "finished"})
         with open_page("/#/jobs/badges") as page:
             for stage, words in {
                 "fast": "throttled 2",
@@ -284,6 +298,8 @@ def test_what_is_not_well_has_a_badge(service: Service, open_page: Opened):
                 "both": "silent",
                 "crashed": "failed",
                 "after-it": "waiting",
+                "lost": "no worker",
+                "after-dump": "input ended",
             }.items():
                 badge = page.locator(f'a[data-stage="{stage}"] .badge', has_text=words)
                 expect(badge).to_be_visible()

@@ -89,6 +89,24 @@ def test_a_finished_run_has_ended_also_while_an_input_is_in_trouble(
             expect(page.locator("section.ranges td.condition")).to_have_text(["ended", "ended"])
 
 
+def test_a_repeated_remedy_names_the_stage_that_has_it(service: Service, open_page: Opened):
+    """The second of two equal problems had none."""
+    with Feed(service.url, "twice-lost") as feed:
+        feed.define({"first": {"shards": ["0"]}, "second": {"shards": ["0"]}})
+        for stage in ("first", "second"):
+            lost = feed.claim(stage, holder="w")
+            lost.promise(START)
+            lost.release()
+        for width in (1_280, 360):
+            with open_page("#/jobs/twice-lost", width=width) as page:
+                problems = page.locator(".problems li")
+                expect(problems.first.locator(".remedy")).to_contain_text("Start the program")
+                stage = problems.first.get_attribute("data-problem")
+                repeated = problems.nth(1).locator(".remedy")
+                expect(repeated).to_have_text(f"remedy: as for {stage}")
+                expect(repeated).to_be_visible()
+
+
 def test_a_job_between_two_nights_has_ended(service: Service, open_page: Opened):
     with httpx.Client(base_url=service.url, timeout=60) as client:
         root = define(client, "nightly")
@@ -117,7 +135,7 @@ def test_a_stage_below_an_ended_input_is_not_shown_as_moving(service: Service, o
         feed.claim("taps", holder="w").promise(START + 60_000)
         with open_page("#/jobs/below-ended") as page:
             box = page.locator('a[data-stage="both"]')
-            expect(box.locator(".badge.health")).to_have_text("input ended")
+            expect(box.locator(".badge.input")).to_have_text("input ended")
             expect(box).to_have_attribute("aria-label", re.compile("^both, active, input ended:"))
             row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="both"))
             expect(row).to_contain_text("active, input ended")

@@ -287,6 +287,13 @@ def test_the_runs_of_a_stage(service: Service, open_page: Opened):
             run = _open(feed, "taps", program="water", links=LINKS)
             expect(runs.locator(".executes")).to_contain_text(
                 re.compile(
+                    rf"Run {run} of driver-1 \(water\) was opened at \d.*Z, \d.* ago;"
+                    " no worker holds a range"
+                )
+            )
+            feed.claim("taps", ["tap-0"], holder="w", run=run)
+            expect(runs.locator(".executes")).to_contain_text(
+                re.compile(
                     rf"Run {run} of driver-1 \(water\) executes the stage since \d.*, for \d"
                 )
             )

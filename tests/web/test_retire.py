@@ -72,6 +72,26 @@ def test_a_range_that_returns_to_a_final_stage_is_marked(service: Service, open_
         expect(page.locator(".remedy")).to_contain_text("Reset the job")
 
 
+def test_a_final_stage_waits_for_none_of_its_late_ranges(service: Service, open_page: Opened):
+    """The list called them ranges that the stage waits for."""
+    with Feed(service.url, "late-again") as feed, open_page() as page:
+        feed.define({"taps": {"shards": ["t-0"]}})
+        feed.send("POST", "/stages/taps/ranges/t-0/retire", {"because": "the disk is lost"})
+        feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
+        page.goto("/#/jobs/late-again/stages/taps")
+        caption = page.locator(".ranges caption")
+        expect(caption).to_have_text("1 of 1 range whose rows are late: the stage is final")
+        expect(page.locator(".facts")).to_contain_text("1 of 1 reported, 1 leased, 1 late")
+        etag = feed.client.get(feed.root).headers["etag"]
+        stages = {"stages": {"taps": {"shards": ["t-0", "t-1"]}}}
+        feed.client.put(feed.root, json=stages, headers={"If-Match": etag}).raise_for_status()
+        expect(caption).to_have_text(
+            "2 of 2 ranges that are not final: the stage is final, and does not wait for them"
+        )
+        expect(page.locator(".facts")).to_contain_text("1 of 2 reported, 1 leased, 1 late")
+        expect(page.locator(".facts .chip")).to_have_text("late ranges 1")
+
+
 def test_the_focus_is_at_the_ranges_after_a_retirement(service: Service, open_page: Opened):
     """It was lost with the button that had opened the dialog."""
     with Feed(service.url, "focused") as feed:

@@ -193,6 +193,18 @@ def test_the_graph_is_whole_on_the_first_screen_of_a_laptop(tour: Tour, open_pag
             expect(page.locator(f'a[data-stage="{stage}"] .box')).to_be_in_viewport(ratio=1)
 
 
+def test_an_ended_input_does_not_cut_the_watermark_below(service: Service, open_page: Opened):
+    """Its badge took the room of the watermark's line."""
+    with Tour(service.url, "tour-input-ended") as feed:
+        run = feed.send("POST", "/runs", {"stages": ["payments"], "holder": "driver"})["run"]
+        feed.claim("payments", ["cards", "invoices"], holder="w", run=run)
+        feed.send("POST", f"/runs/{run}/end", {"outcome": "finished"})
+        with open_page("#/jobs/tour-input-ended", width=1_366, height=768) as page:
+            badge = page.locator('a[data-stage="paid-orders"] .badge', has_text="input ended")
+            expect(badge).to_be_visible()
+            assert page.evaluate(FAULTS) == []
+
+
 def test_a_phone_shows_throttled_and_retired_ranges(tour: Tour, open_page: Opened):
     with open_page("#/jobs/tour", width=360, height=740) as page:
         for stage, mark in MARKS.items():

@@ -14,7 +14,7 @@
  */
 
 /** The foot is there only where a stage has badges; each place has room for it. */
-export const NODE = { width: 241, height: 76, foot: 24 };
+export const NODE = { width: 241, height: 78, foot: 22 };
 const TALL = NODE.height + NODE.foot;
 const GAP = { x: 40, y: 8 };
 /** Room of a line that passes a column. */

@@ -23,9 +23,9 @@ export function useProblems(job) {
 /** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
-  const isFirst = (each) => problems.find((other) => other.remedy === each.remedy) === each;
+  const firstWith = (remedy) => problems.find((each) => each.remedy === remedy);
   const line = (each, k) => html`<${Problem} key=${`${each.stage} ${each.health}`} job=${job} of=${each} number=${k + 1} zone=${zone}
-    remedy=${isFirst(each) ? each.remedy : null} />`;
+    first=${firstWith(each.remedy)} />`;
   const rest = problems.slice(SHOWN);
   return html`<section class="problems" aria-labelledby="problems-title">
     <h2 id="problems-title">${problems.length === 1 ? "1 problem" : `${problems.length.toLocaleString("en")} problems`}</h2>
@@ -35,7 +35,7 @@ export function Problems({ job, problems, zone }) {
   </section>`;
 }
 
-function Problem({ job, of, number, zone, remedy }) {
+function Problem({ job, of, number, zone, first }) {
   const mark = () => showStage(of.stage);
   const unmark = () => showStage(null);
   return html`<li class=${of.severity} data-problem=${of.stage} onMouseEnter=${mark} onMouseLeave=${unmark} onFocusIn=${mark} onFocusOut=${unmark}>
@@ -43,7 +43,7 @@ function Problem({ job, of, number, zone, remedy }) {
       onClick=${() => showStage(of.stage, { scroll: true })}>${number}</button>${" "}
     <span class=${`status ${of.health}`}><span aria-hidden="true">${signOf(of.health)}</span> ${wordOf(of.health)}</span>${" "}
     <a href=${link({ job, stage: of.stage })}>${of.stage}</a>: ${unbroken(moments(of.because, zone))}${single(of)}${waiting(of, of.stage)}
-    ${remedy && html`<${Remedy} text=${remedy} />`}</li>`;
+    ${of.remedy && (first === of ? html`<${Remedy} text=${of.remedy} />` : html`<small class="remedy">remedy: as for ${first.stage}</small>`)}</li>`;
 }
 
 /** Folded on a phone: the graph begins on the first screen. */

@@ -40,7 +40,7 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
       aria-current=${name === show ? "true" : undefined}>${name === "expired" && ended ? "Ended" : title}${count(data, name)}</a>`)}</nav>
-    <${List} data=${data} show=${show} ended=${ended} throttled=${throttle?.shards[route.stage] ?? {}} route=${route} me=${me} zone=${zone} nowMs=${nowMs} />
+    <${List} data=${data} show=${show} stage=${stage} ended=${ended} throttled=${throttle?.shards[route.stage] ?? {}} route=${route} me=${me} zone=${zone} nowMs=${nowMs} />
     ${data.matching > data.listed.length && limit < MOST && html`<p>
       <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
   </section>`;
@@ -48,13 +48,20 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
-function List({ data, show, ended, throttled, route, me, zone, nowMs }) {
+/** The ranges that count, in words: a final stage waits for none. */
+function chosen({ counts, matching, total }, stage) {
+  if (stage?.status !== "final") return matching < total ? " that the stage waits for" : "";
+  if (!counts.never_reported) return " whose rows are late: the stage is final";
+  const [are, them] = matching === 1 ? ["is", "it"] : ["are", "them"];
+  return ` that ${are} not final: the stage is final, and does not wait for ${them}`;
+}
+
+function List({ data, show, stage, ended, throttled, route, me, zone, nowMs }) {
   const { lowest } = data;
   const may = me.role === "admin";
   if (!data.listed.length) return html`<p class="empty">${show === "slowest"
     ? "The stage waits for none of them: each is final, idle or retired." : "There are none."}</p>`;
-  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}${show === "slowest" && data.matching < data.total
-    ? " that the stage waits for" : ""}`;
+  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}${show === "slowest" ? chosen(data, stage) : ""}`;
   return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
     <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
       <th scope="col">Ahead of the lowest</th><th scope="col">Holds</th><th scope="col">Holder</th>

@@ -17,13 +17,13 @@ export function Runs({ route, stage, zone, nowMs }) {
   return html`<section class="runs" aria-labelledby="runs-title"><h2 id="runs-title">Runs</h2>
     ${problem && !data && html`<p role="alert" class="alert">${problem.message}</p>`}
     ${!data && !problem && html`<p class="empty">Loading…</p>`}
-    ${data && html`<${Found} runs=${data[0].runs} current=${data[1].run} zone=${zone} nowMs=${nowMs} />`}</section>`;
+    ${data && html`<${Found} runs=${data[0].runs} current=${data[1].run} stage=${stage} zone=${zone} nowMs=${nowMs} />`}</section>`;
 }
 
-function Found({ runs, current, zone, nowMs }) {
+function Found({ runs, current, stage, zone, nowMs }) {
   if (!runs.length) return html`<p class="empty">The stage does not have a run.</p>`;
   const now = runs.find((each) => each.run === current);
-  return html`<p class="executes">${now ? html`<${Sentence} run=${now} zone=${zone} nowMs=${nowMs} />` : "The stage does not have a run since the reset."}</p>
+  return html`<p class="executes">${now ? html`<${Sentence} run=${now} hasWorker=${isHeld(stage)} zone=${zone} nowMs=${nowMs} />` : "The stage does not have a run since the reset."}</p>
     <div class="scroll"><table class="cards"><caption>The last runs</caption>
       <thead><tr><th scope="col">Run</th><th scope="col">Outcome</th><th scope="col">Reason</th><th scope="col">Holder</th>
         <th scope="col">Program</th><th scope="col">Started</th><th scope="col">Duration</th><th scope="col">Last epoch</th><th scope="col">Links</th></tr></thead>
@@ -39,11 +39,16 @@ function Found({ runs, current, zone, nowMs }) {
         <td data-label="Links"><${Links} of=${each} /></td></tr>`)}</tbody></table></div>`;
 }
 
-function Sentence({ run, zone, nowMs }) {
+/** A run executes a stage while a worker holds a range. A stage without ranges, and a final one, need none. */
+const isHeld = (stage) => !stage?.ranges.total || stage.status === "final" || stage.ranges.leased > 0;
+
+function Sentence({ run, hasWorker, zone, nowMs }) {
   const who = html`<strong>${run.holder}</strong>${run.program ? ` (${run.program})` : ""}`;
   const began = fromIso(run.started_at);
   if (run.outcome) return html`Run ${run.run} of ${who} ${run.outcome === "stopped" ? "was stopped" : run.outcome} at ${unbroken(instant(fromIso(run.ended_at), zone))}.`;
-  return html`Run ${run.run} of ${who} executes the stage${began === null ? "" : unbroken(` since ${instant(began, zone)}, for ${duration(Math.max(0, nowMs - began))}`)}.
+  const [at, lasts] = began === null ? ["", ""] : [instant(began, zone), duration(Math.max(0, nowMs - began))];
+  const does = hasWorker ? `executes the stage${at && ` since ${at}, for ${lasts}`}` : `was opened${at && ` at ${at}, ${lasts} ago`}; no worker holds a range`;
+  return html`Run ${run.run} of ${who} ${unbroken(does)}.
     ${" "}<${Links} of=${run} none="" />`;
 }
 

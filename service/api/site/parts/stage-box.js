@@ -23,11 +23,11 @@ export class StageBox extends Following {
     const kind = kindOf(stage);
     const lagLines = lags(stage, now());
     const lines = [instant(stage?.output_watermark ?? null, zone), lagLines[0], reported(stage, node)];
-    const badges = badgesOf(stage, store.throttle?.shards[name]);
+    // Beside the watermark, `input ended` would take the room of its last digits.
+    const badges = [endedOf(stage), ...badgesOf(stage, store.throttle?.shards[name])].filter(Boolean);
     const foot = range !== null || badges.length > 0;
-    const ended = endedOf(stage);
-    const described = [wordOf(kind), ended, ...badges].filter(Boolean).join(", ");
-    const health = isUnwell(kind) ? wordOf(kind) : ended;
+    const described = [wordOf(kind), ...badges].join(", ");
+    const health = isUnwell(kind) ? wordOf(kind) : "";
     const healthWidth = health ? badgeWidth(health) : 0;
     const numberWidth = number ? badgeWidth(String(number)) + GAP : 0;
     const room = NODE.width - 2 * PAD;
@@ -36,13 +36,13 @@ export class StageBox extends Following {
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
         <rect class="box" width=${NODE.width} height=${NODE.height + (foot ? NODE.foot : 0)} rx="6" />
-        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${5} text=${String(number)} />`}
-        <text class="name" x=${PAD + numberWidth} y="19">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
-        <text class="sign" x=${NODE.width - PAD} y="19">${signOf(kind)}</text>
+        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${4} text=${String(number)} />`}
+        <text class="name" x=${PAD + numberWidth} y="17">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
+        <text class="sign" x=${NODE.width - PAD} y="17">${signOf(kind)}</text>
         <text class="output" x=${PAD} y="36">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
         ${health && html`<${Badge} kind="health" x=${NODE.width - PAD - healthWidth} y=${23} text=${health} />`}
-        <text x=${PAD} y="52">${firstFitted(lagLines, FONTS.text, room)}</text>
-        <text x=${PAD} y="68">${fitted(lines[2], FONTS.text, room)}</text>
+        <text x=${PAD} y="55">${firstFitted(lagLines, FONTS.text, room)}</text>
+        <text x=${PAD} y="71">${fitted(lines[2], FONTS.text, room)}</text>
         ${foot && html`<${Foot} range=${range} more=${more} badges=${badges} />`}
       </g></a>`;
   }
@@ -72,11 +72,11 @@ function Foot({ range, more, badges }) {
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
 }
 
-/** The ranges of a final stage whose rows are late: those that are not final. */
-function lateRanges(stage) {
+/** The ranges of a final stage whose rows are late: those that have reported, and are not final. */
+export function lateRanges(stage) {
   if (stage?.status !== "final") return 0;
-  const { total, final, idle, retired = 0 } = stage.ranges;
-  return Math.max(0, total - final - idle - retired);
+  const { reported, final, idle, retired = 0 } = stage.ranges;
+  return Math.max(0, reported - final - idle - retired);
 }
 
 /** The late, retired and throttled ranges of a stage: none is a health. */
