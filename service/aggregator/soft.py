@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from service.aggregator.conditions import Condition, count_conditions
 from service.aggregator.health import Examiner, are_steady
 from service.aggregator.late_ranges import count_late_ranges
@@ -284,9 +286,11 @@ def _derive(
 
 def _work_since(seen: StageObservation, *, is_final: bool) -> int:
     # Not aged between two nights: a program that has finished has done all work that it does not name.
-    # Nor if the stage is final: a range that returns from its retirement then holds nothing back.
-    finished = is_final or (seen.end is not None and seen.end.outcome is Outcome.FINISHED)
-    return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts, finished=finished)
+    finished = seen.end is not None and seen.end.outcome is Outcome.FINISHED
+    # All ranges of a final stage count as final: a late one holds nothing back, nor does one that a lost
+    # live store has left without its last report.
+    promises = np.full_like(seen.promises, MAX) if is_final else seen.promises
+    return work_since(seen.reported_at_ms, promises, seen.idle, seen.facts, finished=finished)
 
 
 def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:

@@ -99,6 +99,39 @@ async def test_a_change_of_the_specification_is_one_of_its_stages(job: Api):
     }
 
 
+async def test_a_throttle_is_changed_for_its_stages(api: Api):
+    stages: dict[str, Any] = {
+        "m": {"shards": ["0"]},
+        "n": {"shards": ["0"]},
+        "z": {"shards": ["0"]},
+    }
+    stages["k"] = {"inputs": ["m"], "ranges": 1}
+
+    def throttled(drift_ms: int, lag_ms: int | None = None) -> Any:
+        limit = {} if lag_ms is None else {"stages": {"k": {"max_lag_ms": lag_ms}}}
+        return {"groups": [{"stages": ["m", "n"], "max_drift_ms": drift_ms}], **limit}
+
+    await api.define(stages, throttle=throttled(60_000))
+    await api.change({**stages, "z": {"shards": ["0", "1"]}}, throttle=throttled(1_000))
+    (newest, *_) = (await api.changes())["changes"]
+    assert newest["stages"] == ["m", "n", "z"]
+    assert newest["detail"].endswith("; m: another throttle; n: another throttle; z: + shard 1")
+    await api.change({**stages, "z": {"shards": ["0", "1"]}}, throttle=throttled(1_000, 5_000))
+    (newest, *_) = (await api.changes())["changes"]
+    assert (newest["stages"], newest["detail"].partition("; ")[2]) == (["k"], "k: another throttle")
+
+
+async def test_stages_are_told_apart_by_the_case_of_their_letters(api: Api):
+    await api.define({"taps": {"shards": ["a"]}, "TAPS": {"shards": ["a"]}})
+    await api.run("taps")
+    await api.retire("taps", "a", BECAUSE)
+    await api.change({"taps": {"shards": ["a", "b"]}, "TAPS": {"shards": ["a"]}})
+    found = (await api.changes("?stage=TAPS"))["changes"]
+    assert [each["action"] for each in found] == ["create-job"]
+    assert len((await api.changes("?stage=taps"))["changes"]) == 4
+    assert ok(await api.client.get(f"{api.root}/runs?stage=TAPS"))["runs"] == []
+
+
 async def test_changes_within_a_span(job: Api, gauge: InProcess):
     gauge.advance(1_000)
     run = await job.run("s")

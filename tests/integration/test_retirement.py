@@ -123,6 +123,69 @@ async def test_a_return_to_a_stage_that_is_final_is_explained(job: Api, gauge: I
     assert ", has no worker, and all its rows" in (await job.explain("clicks"))["because"]
 
 
+async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> None:
+    """A shard that has never reported was one, and so was a range whose last report was lost."""
+    await job.retire("clicks", "c-0", BECAUSE)
+    await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
+    gauge.advance(1_000)
+    assert "late" not in (await job.watermark("clicks"))["ranges"]
+    assert "late" not in (await job.explain("clicks"))["because"]
+    await job.report("clicks", await job.token("clicks", ["c-0"]), {"c-0": 80})
+    await eventually(lambda: _late(job), lambda found: found == 1)
+    text = (await gauge.client.get("/metrics")).text
+    assert 'tidegauge_late_ranges{job="job",stage="clicks"} 1.0' in text
+    await job.report("clicks", await job.token("clicks", ["c-1"]), {"c-1": None})
+    await eventually(lambda: _late(job), lambda found: found == 2)
+    assert "(so are 1 more)" in (await job.explain("clicks"))["because"]
+
+
+async def _late(job: Api) -> int:
+    return (await job.watermark("clicks"))["ranges"].get("late", 0)
+
+
+async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: InProcess) -> None:
+    """The stage was final, and its range is restored as it was before: not a retirement has ended."""
+    run = await job.run("clicks")
+    token = await job.token("clicks", ttl_ms=600_000, run=run)
+    await job.report("clicks", token, {"c-0": 75}, epoch=1)
+    # Its checkpoint is in the ledger with the response.
+    await job.commit(1, {"clicks": {}}, run=run)
+    gauge.advance(5_000)
+    await job.report("clicks", token, {"c-0": {"watermark": 80, "final": True}})
+    assert (await job.watermark("clicks"))["status"] == "final"
+    await gauge.crash()
+    job = gauge.api()
+    assert (await job.watermark("clicks"))["status"] == "final"
+    assert await _late(job) == 0
+    assert (await job.watermark("clicks"))["system_lag_ms"] == 0
+    assert (await job.explain("clicks"))["because"] == "clicks is final: nothing more will come"
+
+
+@pytest.mark.parametrize("begins", ["reset", "another shard"])
+async def test_the_reason_of_a_retirement_of_another_life_is_left_out(
+    job: Api, gauge: InProcess, begins: str
+) -> None:
+    await job.retire("clicks", "c-0", "first year")
+    if begins == "reset":
+        ok(await job.reset())
+    else:
+        await job.change({**FLOW, "clicks": {"shards": ["c-1"]}})
+        await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
+    shards = ["c-0"] if begins == "reset" else ["c-1"]
+    token = await job.token("clicks", shards, ttl_ms=600_000)
+    await job.report("clicks", token, {shard: {"final": True} for shard in shards})
+    if begins == "reset":
+        await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
+    gauge.advance(1_000)
+    late = "c-1" if begins == "reset" else "c-0"
+    await job.report("clicks", await job.token("clicks", [late]), {late: 80})
+    await eventually(lambda: _late(job), lambda found: found == 1)
+    assert (
+        f"range {late} of clicks has reported since clicks is final: "
+        in ((await job.explain("clicks"))["because"])
+    )
+
+
 async def test_a_return_to_a_stage_that_is_final_does_not_age(job: Api, gauge: InProcess) -> None:
     gauge.skip_on_redis()
     await job.retire("clicks", "c-0", BECAUSE)

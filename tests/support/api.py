@@ -62,18 +62,21 @@ class Api:
         self.job = job
         self.root = f"/v1/jobs/{job}"
 
-    async def put(self, stages: Mapping[str, Any], *, etag: str | None = None) -> httpx.Response:
+    async def put(
+        self, stages: Mapping[str, Any], *, etag: str | None = None, **others: Any
+    ) -> httpx.Response:
         headers = {} if etag is None else {"If-Match": etag}
-        return await self.client.put(self.root, json={"stages": stages}, headers=headers)
+        spec = {"stages": stages, **others}
+        return await self.client.put(self.root, json=spec, headers=headers)
 
-    async def define(self, stages: Mapping[str, Any]) -> Any:
+    async def define(self, stages: Mapping[str, Any], **others: Any) -> Any:
         """Create the job, which must be new."""
-        return ok(await self.put(stages), 201)
+        return ok(await self.put(stages, **others), 201)
 
-    async def change(self, stages: Mapping[str, Any]) -> Any:
-        """Replace the job's current stages."""
+    async def change(self, stages: Mapping[str, Any], **others: Any) -> Any:
+        """Replace the job's current specification."""
         etag = (await self.client.get(self.root)).headers["etag"]
-        return ok(await self.put(stages, etag=etag))
+        return ok(await self.put(stages, etag=etag, **others))
 
     async def spec(self) -> httpx.Response:
         return await self.client.get(self.root)

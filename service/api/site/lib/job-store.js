@@ -16,7 +16,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {string | null} [health]
  * @property {number | null} input_watermark
  * @property {number | null} output_watermark
- * @property {{total: number, reported: number, idle: number, final: number, leased: number}} ranges
+ * @property {{total: number, reported: number, idle: number, final: number, leased: number, retired?: number, late?: number}} ranges
  * @property {string} updated_at
  * @property {number | null} [processing_watermark]
  * @property {number | null} [system_lag_ms]

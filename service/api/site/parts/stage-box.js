@@ -72,17 +72,10 @@ function Foot({ range, more, badges }) {
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
 }
 
-/** The ranges of a final stage whose rows are late: those that have reported, and are not final. */
-export function lateRanges(stage) {
-  if (stage?.status !== "final") return 0;
-  const { reported, final, idle, retired = 0 } = stage.ranges;
-  return Math.max(0, reported - final - idle - retired);
-}
-
 /** The late, retired and throttled ranges of a stage: none is a health. */
 export function badgesOf(stage, shards) {
   const counts = [
-    ["late ranges", lateRanges(stage)], ["retired", stage?.ranges.retired ?? 0], ["throttled", Object.keys(shards ?? {}).length],
+    ["late ranges", stage?.ranges.late ?? 0], ["retired", stage?.ranges.retired ?? 0], ["throttled", Object.keys(shards ?? {}).length],
   ];
   return counts.filter(([, count]) => count > 0).map(([word, count]) => `${word} ${count.toLocaleString("en")}`);
 }

@@ -10,7 +10,7 @@ import { Fold } from "../parts/fold.js";
 import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Runs } from "../parts/runs.js";
-import { badgesOf, lateRanges } from "../parts/stage-box.js";
+import { badgesOf } from "../parts/stage-box.js";
 import { Status, systemLag } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
@@ -40,7 +40,7 @@ const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
 function Facts({ stage, throttled, zone, nowMs }) {
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
-  const late = lateRanges(stage);
+  const late = (stage.ranges.late ?? 0);
   const facts = [
     ["State", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
