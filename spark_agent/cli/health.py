@@ -102,7 +102,7 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
 
     A range that reports again, after its retirement has made the stage final, is late.
 
-    >>> stage_text({"status": "final", "ranges": {"late": 1, "retired": 1}})
+    >>> stage_text({"status": "final", "late_ranges": 1, "ranges": {"retired": 1}})
     'final, late ranges 1, retired 1'
     """
     health = stage.get("health")
@@ -112,7 +112,7 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
     if is_sound and stage.get("slowest_ended"):
         ended = [f"{stage.get('slowest')} has ended"]
     retired = stage.get("ranges", {}).get("retired", 0)
-    late = stage.get("ranges", {}).get("late", 0)
+    late = stage.get("late_ranges", 0)
     marks = [(late, "late ranges"), (retired, "retired"), (throttled, "throttled")]
     return ", ".join([word, *ended, *(f"{mark} {count:,}" for count, mark in marks if count)])
 

@@ -138,7 +138,6 @@ class RangeCounts(TypedDict):
     final: int
     leased: int
     retired: NotRequired[int]
-    late: NotRequired[int]
 
 
 class WatermarkAnswer(TypedDict):
@@ -151,6 +150,7 @@ class WatermarkAnswer(TypedDict):
     status: str
     health: NotRequired[Health | None]
     input_ended: NotRequired[bool]
+    late_ranges: NotRequired[int]
     """True if the stage is sound, and waits for an input whose last run has finished."""
     input_watermark: int | None
     output_watermark: int | None

@@ -128,7 +128,7 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
     await job.retire("clicks", "c-0", BECAUSE)
     await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
     gauge.advance(1_000)
-    assert "late" not in (await job.watermark("clicks"))["ranges"]
+    assert "late_ranges" not in await job.watermark("clicks")
     assert "late" not in (await job.explain("clicks"))["because"]
     await job.report("clicks", await job.token("clicks", ["c-0"]), {"c-0": 80})
     await eventually(lambda: _late(job), lambda found: found == 1)
@@ -140,7 +140,7 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
 
 
 async def _late(job: Api) -> int:
-    return (await job.watermark("clicks"))["ranges"].get("late", 0)
+    return (await job.watermark("clicks")).get("late_ranges", 0)
 
 
 async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: InProcess) -> None:

@@ -28,13 +28,6 @@ class RangeCounts(Struct, frozen=True):
         Count | UnsetType,
         Meta(description="Ranges that an operator has retired: they count as final; absent: 0"),
     ] = UNSET
-    late: Annotated[
-        Count | UnsetType,
-        Meta(
-            description="Ranges that report although the stage is final, as after a retirement that made"
-            " it final: all their rows are late; absent: 0"
-        ),
-    ] = UNSET
 
 
 class WatermarkBody(Struct, frozen=True, kw_only=True):
@@ -120,6 +113,13 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    late_ranges: Annotated[
+        Count | UnsetType,
+        Meta(
+            description="Ranges that report although the stage is final, as after a retirement that made"
+            " it final: all their rows are late; absent: 0"
+        ),
+    ] = UNSET
     corrections: (
         Annotated[
             Annotated[int, Meta(ge=0)] | None,
@@ -193,7 +193,7 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
     late_ranges = 0 if soft is None else soft.late_ranges
     return msgspec.structs.replace(
         body,
-        ranges=msgspec.structs.replace(body.ranges, late=late_ranges or UNSET),
+        late_ranges=late_ranges or UNSET,
         output_watermark=body.output_watermark
         if percentile is None
         else to_wire(state.percentile(percentile)),

@@ -60,7 +60,7 @@ export function usePoll(load, ms, on) {
  * @param {any} stage
  * @returns {unknown[]}
  */
-export const steps = (stage) => [stage?.generation, stage?.health, stage?.status, stage?.ranges.total, stage?.ranges.retired, stage?.ranges.late];
+export const steps = (stage) => [stage?.generation, stage?.health, stage?.status, stage?.ranges.total, stage?.ranges.retired, stage?.late_ranges];
 
 /**
  * The service's time, so often: what is shown as *so long ago* moves by itself.

@@ -16,7 +16,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {string | null} [health]
  * @property {number | null} input_watermark
  * @property {number | null} output_watermark
- * @property {{total: number, reported: number, idle: number, final: number, leased: number, retired?: number, late?: number}} ranges
+ * @property {{total: number, reported: number, idle: number, final: number, leased: number, retired?: number}} ranges
  * @property {string} updated_at
  * @property {number | null} [processing_watermark]
  * @property {number | null} [system_lag_ms]
@@ -25,6 +25,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {number | null} [corrections]
  * @property {Record<string, number | null>} [percentiles]
  * @property {true} [input_ended]
+ * @property {number} [late_ranges]
  *
  * @typedef {{stage: string, inputs: string[], kind: string, ranges: number}} Node
  * @typedef {{state: "connecting" | "live" | "lost" | "refused", problem?: Error, since: number}} Connection

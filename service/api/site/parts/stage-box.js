@@ -75,7 +75,7 @@ function Foot({ range, more, badges }) {
 /** The late, retired and throttled ranges of a stage: none is a health. */
 export function badgesOf(stage, shards) {
   const counts = [
-    ["late ranges", stage?.ranges.late ?? 0], ["retired", stage?.ranges.retired ?? 0], ["throttled", Object.keys(shards ?? {}).length],
+    ["late ranges", stage?.late_ranges ?? 0], ["retired", stage?.ranges.retired ?? 0], ["throttled", Object.keys(shards ?? {}).length],
   ];
   return counts.filter(([, count]) => count > 0).map(([word, count]) => `${word} ${count.toLocaleString("en")}`);
 }
