@@ -92,7 +92,7 @@ _SYSTEM_LAG: Final = "tidegauge_system_lag_seconds"
 _RANGES: Final = "tidegauge_ranges"
 LAG_S, SYSTEM_LAG_S = 900, 1_800
 """Limits: the thresholds of the alerts."""
-_ROOT_CAUSES: Final = "failed|no_worker|silent|stalled"
+_ROOT_CAUSES: Final = "unpublished|failed|no_worker|silent|stalled"
 _TROUBLED: Final = (
     f'max by (job, stage, health) (tidegauge_stage_health{{health=~"{_ROOT_CAUSES}"}}) == 1'
 )

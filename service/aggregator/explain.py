@@ -20,12 +20,13 @@ from service.aggregator.explanation_texts import (
     retired_text,
     stands_text,
 )
-from service.aggregator.health import Examiner
+from service.aggregator.health import Examiner, unpublished_stages
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.late_ranges import REMEDY, late_ranges, late_text
 from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
-from service.aggregator.troubles import Trouble, ended_text
+from service.aggregator.troubles import Trouble, TroubledRanges, ended_text, unpublished_trouble
+from service.consistency.failures import PublishFailure
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
 from service.frontier.columns import counted, lowest
@@ -82,11 +83,15 @@ class Explainer:
 
     async def explain(self, job: str, stage: str, limit: int) -> Explanation:
         """Explain a stage's watermark. Raises `UnknownStageError`."""
-        view, _ = await self._live.snapshot(job)
+        view, now, observed = await self._read(job, stage)
+        failure: PublishFailure | None = None
+        if ahead := unpublished_stages(view, observed):
+            # An advance may be on its way, also that of a report to another replica.
+            failure = await self._live.publish(job, ahead, now.wall_ms)
+            view, now, observed = await self._read(job, stage)
+            # Without a failure, those are advances since.
+            ahead = unpublished_stages(view, observed) if failure else frozenset[str]()
         pipeline = view.pipeline
-        if stage not in pipeline.stages:
-            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
-        now, observed = await self._live.observe(job, pipeline.ancestors((stage,)))
         now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
@@ -94,7 +99,7 @@ class Explainer:
         advice = throttle.shards
         least |= following(pipeline, observed, observed, watermarks, least)
         least |= _paused(pipeline, observed, watermarks, advice)
-        way = path(pipeline, stage, watermarks, least)
+        way = path(pipeline, stage, watermarks, least, ahead)
         root, step = way[-1]
         above = pipeline.ancestors((stage,))
         healths = await self._examiner.healths(view, above, observed, now)
@@ -106,6 +111,17 @@ class Explainer:
             because = f"{stage} is final: nothing more will come"
             because += retired_text(stage, retired) + late
             cure = remedies_text(stage, None, lasting)
+            return Explanation(
+                stage, view.stages[stage], health, because, cure, steps, [], 0, retired
+            )
+        others = await self._other_problems(view, way, observed, now)
+        if step is Step.UNPUBLISHED and failure is not None:
+            trouble = unpublished_trouble(TroubledRanges(root, observed[root], now), failure)
+            because = (
+                f"{stands_text(stage, health, root, watermarks[stage].output)}: {trouble.because}"
+            )
+            because += _besides(others) + retired_text(stage, retired) + late
+            cure = remedies_text(root, trouble.remedy, _remedies(others, lasting))
             return Explanation(
                 stage, view.stages[stage], health, because, cure, steps, [], 0, retired
             )
@@ -145,21 +161,28 @@ class Explainer:
             because += behind_text(holders, output)
         elif holders and holders[0].reason is Reason.BEHIND:
             because += limit_text(root, holders[0].view, throttle.groups)
-        others = await self._other_problems(view, way, observed, now)
-        besides = "".join(f"; besides, {each.because}" for each in others.values())
-        because += found.besides + besides + retired_text(stage, retired) + late
-        remedies = {name: each.remedy for name, each in others.items()} | dict(lasting)
+        because += found.besides + _besides(others) + retired_text(stage, retired) + late
         return Explanation(
             stage,
             view.stages[stage],
             health,
             because,
-            remedies_text(root, found.remedy, remedies),
+            remedies_text(root, found.remedy, _remedies(others, lasting)),
             steps,
             holders,
             held.total,
             retired,
         )
+
+    async def _read(
+        self, job: str, stage: str
+    ) -> tuple[JobView, Instant, Mapping[str, StageObservation]]:
+        """Read a job, and then the ranges of a stage and those above it."""
+        view, _ = await self._live.snapshot(job)
+        if stage not in view.pipeline.stages:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
+        now, observed = await self._live.observe(job, view.pipeline.ancestors((stage,)))
+        return view, now, observed
 
     async def _late(
         self, view: JobView, observed: Mapping[str, StageObservation]
@@ -228,6 +251,14 @@ class Explainer:
             "" if other is None else f"; besides, {other.because}",
             None if remedied is None else remedied.remedy,
         )
+
+
+def _besides(others: Mapping[str, Trouble]) -> str:
+    return "".join(f"; besides, {each.because}" for each in others.values())
+
+
+def _remedies(others: Mapping[str, Trouble], lasting: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: each.remedy for name, each in others.items()} | dict(lasting)
 
 
 @dataclass(frozen=True, slots=True)

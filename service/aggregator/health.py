@@ -7,7 +7,7 @@ differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -23,9 +23,11 @@ from service.aggregator.troubles import (
     silent_since_ms,
     silent_trouble,
     stalled_trouble,
+    unpublished_trouble,
 )
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
+from service.frontier.columns import column_agreement
 from service.frontier.explain import Reason
 from service.frontier.graph import StageWatermark
 from service.frontier.health import (
@@ -44,6 +46,7 @@ from service.frontier.health import (
     waiting_stages,
     worst,
 )
+from service.frontier.ranges import KeyLayout
 from service.frontier.timestamps import MAX
 from service.model.jobs import JobView
 from service.model.observations import Instant, StageObservation
@@ -121,12 +124,20 @@ class Examiner:
     ) -> Mapping[str, Health]:
         """Return the health of these stages, given after all of their inputs."""
         vitals = {name: _vitals(seen, now.wall_ms) for name, seen in observed.items()}
+        for name in self._unpublished(job, observed):
+            vitals[name] = replace(vitals[name], is_unpublished=True)
         for name, each in vitals.items():
             if each.stalled:
                 vitals[name] = replace(
                     each, stalled=len(await self._stalled(job.name, name, observed[name], now))
                 )
         return _healths(job, stages, observed, vitals)
+
+    def has_failure(self, job: str) -> bool:
+        """Return whether advances of a job cannot be published: its health may differ then, although the
+        job has not changed.
+        """
+        return self._live.publish_failure(job) is not None
 
     async def job(self, job: str) -> JobHealth:
         """Examine a whole job. Raises `UnknownJobError`, `UnavailableError`."""
@@ -159,7 +170,7 @@ class Examiner:
                         trouble.remedy,
                     )
                 )
-        steady = are_steady(observed.values())
+        steady = are_steady(observed.values()) and not self.has_failure(job)
         return JobHealth(view, found, sorted(problems, key=worst_first), steady)
 
     async def troubles(
@@ -167,9 +178,12 @@ class Examiner:
     ) -> Sequence[Trouble]:
         """Return the causes by which a stage holds itself back, the worst first."""
         found = TroubledRanges(stage, seen, now)
-        if seen.end is not None and seen.end.outcome is not Outcome.FINISHED:
-            return [end_trouble(found, seen.end)]
         troubles: list[Trouble] = []
+        failure = self._live.publish_failure(job.name)
+        if failure is not None and self._unpublished(job, {stage: seen}):
+            troubles.append(unpublished_trouble(found, failure))
+        if seen.end is not None and seen.end.outcome is not Outcome.FINISHED:
+            return [*troubles, end_trouble(found, seen.end)]
         vitals = _vitals(seen, now.wall_ms)
         if vitals.no_worker:
             troubles.append(no_worker_trouble(found))
@@ -192,6 +206,15 @@ class Examiner:
             return frozenset()
         layout = seen.layout
         return frozenset(map(layout.name, await self._stalled(job, stage, seen, now)))
+
+    def _unpublished(
+        self, job: JobView, observed: Mapping[str, StageObservation]
+    ) -> Collection[str]:
+        """Return the stages whose ranges have moved on, while their advances cannot be published.
+
+        Without a failure, an advance that is not visible yet is on its way.
+        """
+        return unpublished_stages(job, observed) if self.has_failure(job.name) else ()
 
     async def _stalled(
         self, job: str, stage: str, seen: StageObservation, now: Instant
@@ -216,6 +239,19 @@ class Examiner:
             ]
             return [*stays, *found[_CHECKED:]] if stays else []
         return found
+
+
+def unpublished_stages(job: JobView, observed: Mapping[str, StageObservation]) -> frozenset[str]:
+    """Return the stages whose ranges, as observed, have moved on from their published watermarks."""
+    agreements = {
+        name: column_agreement(
+            seen.promises, seen.idle, is_keyed=isinstance(seen.layout, KeyLayout)
+        )
+        for name, seen in observed.items()
+        if name in job.stages
+    }
+    published = {name: each.watermark for name, each in job.stages.items()}
+    return job.pipeline.unpublished(published, agreements)
 
 
 def are_steady(observed: Iterable[StageObservation]) -> bool:

@@ -99,6 +99,7 @@ class Problems:
         return (
             last is not None
             and last.job.is_steady
+            and not self._examiner.has_failure(job.name)
             and now_ms - last.at_ms < _STEADY_MS
             and job.is_as(last.job.view)
         )

@@ -119,7 +119,8 @@ class SoftStates:
         layout = (job.incarnation, job.generation, job.layout_version)
         key = (job.name, layout, frozenset(stages))
         found = self._cached.get(key)
-        if found is not None and found.is_steady and job.is_as(found.view):
+        is_usual = not self._examiner.has_failure(job.name)
+        if is_usual and found is not None and found.is_steady and job.is_as(found.view):
             # They were joined when they were computed, and no replica has got others since.
             return found.states
         found = None if self._shared else self._still_good(key)
@@ -222,6 +223,7 @@ class SoftStates:
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(view, above, observed, shown, wanted, healths, now.wall_ms)
             steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
+            steady = steady and not self._examiner.has_failure(job)
             steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the job was read. Soft values may be missing.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.aggregator.remedies import remedy
+from service.aggregator.remedies import REMEDIES, remedy
+from service.consistency.failures import PublishFailure
 from service.frontier.columns import Int64s, lowest
 from service.frontier.durations import moment_text
 from service.frontier.health import Health, Outcome, counted_ranges, past, silent_ranges
@@ -33,7 +34,7 @@ class Trouble:
     examples: Sequence[str]
     because: str
     lowest: int
-    """The least promise of these ranges."""
+    """The least promise of these ranges; without any, of the stage's."""
     remedy: str
     """The next thing to do."""
 
@@ -98,6 +99,17 @@ class TroubledRanges:
     def moment(self, at_ms: int) -> str:
         """Write a moment of the wall clock."""
         return moment_text(at_ms, self.now.wall_ms)
+
+
+def unpublished_trouble(of: TroubledRanges, failure: PublishFailure) -> Trouble:
+    """Return the trouble of a stage whose advance cannot be published. Not a range has a part in it."""
+    health = Health.UNPUBLISHED
+    least = int(of.seen.promises.min(initial=MAX))
+    because = (
+        f"the ranges of {of.stage} have moved on, and the advance cannot be published since"
+        f" {of.moment(failure.since_ms)}: {failure.detail}"
+    )
+    return Trouble(health, failure.since_ms, 0, (), because, least, REMEDIES[health])
 
 
 def ended_text(end: RunEnd, now_ms: int) -> str:

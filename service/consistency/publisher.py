@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 from service.clock import Clock
+from service.consistency.failures import PublishFailures
 from service.consistency.records import record_jobs, record_of
 from service.consistency.touched import (
     MOST_LINKS,
@@ -26,7 +27,7 @@ from service.consistency.touched import (
     requeue,
 )
 from service.errors import UnavailableError
-from service.ledger.port import JobRecord, Ledger, Recorded, RejectedValueError
+from service.ledger.port import JobRecord, Ledger, Recorded
 from service.live.port import LiveStore, StateLostError
 from service.model.jobs import JobView
 from service.tasks import side_by_side
@@ -61,6 +62,7 @@ class Publisher:
         self._ledger = ledger
         self._clock = clock
         self._metrics = metrics
+        self.failures = PublishFailures()
         self._touched: dict[str, TouchedJob] = {}
         self._under_way: dict[str, TouchedJob] = {}
         self._wake = asyncio.Event()
@@ -71,13 +73,6 @@ class Publisher:
         """Number of calls for which the next round waits."""
         self._is_away = False  # A store, in the last round.
         self._stopped = False
-        self._dropped: set[str] = set()
-        """Jobs that an unexpected error kept from being published, until `take_dropped`."""
-
-    def take_dropped(self) -> frozenset[str]:
-        """Return the jobs that unexpected errors have kept from being published since the last call."""
-        dropped, self._dropped = frozenset(self._dropped), set()
-        return dropped
 
     def touches(self) -> Mapping[str, int]:
         """Return the number of changes of each job that waits for a round."""
@@ -214,11 +209,11 @@ class Publisher:
             # Unexpected, so it is logged and raised to those who wait; the next round goes on.
             log.exception("publishing failed")
             self._metrics.publish_failures.inc()
-            for touched in left.values():
-                touched.reject(error)
-            self._dropped |= left.keys()
+            for job, touched in left.items():
+                self._drop(job, touched, error)
             left.clear()
         finally:
+            self.failures.end_round(self._under_way)
             self._under_way = {}
             for job, touched in left.items():
                 requeue(self._touched, job, touched)
@@ -230,6 +225,7 @@ class Publisher:
         """Fail the requests that wait for these jobs, each by its error. All stay touched."""
         for job, error in waiting.items():
             touched[job].fail(error)
+            self.failures.note(job, self._clock.wall_ms(), error)
         if waiting:
             self._is_away = True
             first = next(iter(waiting.values()))
@@ -264,7 +260,9 @@ class Publisher:
             self._fail_waiting(touched, {record.job: error for _, record in prepared})
             return done, []
         for job, error in rejected.items():
-            self._pass_over(job, touched[job], error)
+            log.error("cannot record job %s, passing over it: %s", job, error.detail)
+            self._metrics.publish_failures.inc()
+            self._drop(job, touched[job], error)
         done |= dict.fromkeys(rejected)
         prepared = [each for each in prepared if each[1].job not in rejected]
         shown = await side_by_side(
@@ -284,12 +282,10 @@ class Publisher:
         self._fail_waiting(touched, waiting)
         return done, moved
 
-    def _pass_over(self, job: str, pending: TouchedJob, error: RejectedValueError) -> None:
+    def _drop(self, job: str, pending: TouchedJob, error: Exception) -> None:
         """Fail the requests that wait for a job. The reconciler touches the job again."""
-        log.error("cannot record job %s, passing over it: %s", job, error.detail)
-        self._metrics.publish_failures.inc()
+        self.failures.note_dropped(job, self._clock.wall_ms(), error)
         pending.reject(error)
-        self._dropped.add(job)
 
     async def _show(
         self, view: JobView, record: JobRecord, recorded: Recorded | None, pending: TouchedJob
@@ -309,8 +305,7 @@ class Publisher:
         except Exception as error:
             # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
             log.exception("cannot show what was recorded for job %s", record.job)
-            pending.reject(error)
-            self._dropped.add(record.job)
+            self._drop(record.job, pending, error)
             return None
         again = overtaken(view.pipeline, record, recorded)
         if again:
@@ -355,8 +350,7 @@ class Publisher:
             return error
         except Exception as error:
             log.exception("cannot read job %s to publish it", job)
-            pending.reject(error)
-            self._dropped.add(job)
+            self._drop(job, pending, error)
             return None
         if pending.are_lost(view):
             # Whoever commits an epoch is answered only when it is durable. These are gone with the

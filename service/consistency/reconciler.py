@@ -231,7 +231,7 @@ class Reconciler:
         self._drop_deleted({head.job for head in heads}, touches)
         positions = await self._live.heads()
         known = self._live.known()
-        self._dropped |= self._publisher.take_dropped()
+        self._dropped |= self._publisher.failures.take_dropped()
         behind: dict[str, Position] = {}
         compared: dict[str, LivePosition] = {}
         changed: list[tuple[JobHead, LivePosition]] = []

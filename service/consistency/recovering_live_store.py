@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from service.consistency.failures import PublishFailure, failure_by
 from service.consistency.outage_reads import OutageReads
 from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
@@ -79,6 +80,7 @@ class RecoveringLiveStore(JobState):
         """Drop what is kept of deleted jobs."""
         self._changes = {job: number for job, number in self._changes.items() if job in jobs}
         self._last_seen.keep_only(jobs)
+        self._publisher.failures.keep_only(jobs)
 
     async def begin(self, job: InstalledJob) -> None:
         """Install a new job."""
@@ -249,6 +251,24 @@ class RecoveringLiveStore(JobState):
             self._note_change(job)
             self._metrics.count_expired(job, stages)
             self._publisher.touch(job, stages)
+
+    def publish_failure(self, job: str) -> PublishFailure | None:
+        """Return the failure to publish the job's advances; None: this process has none to retry."""
+        return self._publisher.failures.of(job)
+
+    async def publish(
+        self, job: str, stages: Collection[str], now_ms: int
+    ) -> PublishFailure | None:
+        """Publish the advances of these stages now, also those of reports to other replicas.
+
+        Returns the failure, also after a timeout; None: they are visible.
+        """
+        self._publisher.touch(job, stages)
+        try:
+            await self.flush(job)
+        except Exception as error:  # noqa: BLE001  (the publisher has logged an unexpected one)
+            return self.publish_failure(job) or failure_by(error, now_ms)
+        return None
 
     async def flush(self, job: str) -> Published:
         """Wait until the advances of this job are visible; see `Publisher.flush`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -142,16 +142,23 @@ class Step(StrEnum):
     INPUT = "input"
     RANGES = "ranges"
     FINAL = "final"
+    UNPUBLISHED = "unpublished"
+    """Its ranges have moved on, and the advance cannot be published."""
 
 
 def path(
-    pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: Mapping[str, int]
+    pipeline: Pipeline,
+    stage: str,
+    views: Mapping[str, StageWatermark],
+    lowest: Mapping[str, int],
+    unpublished: Collection[str] = (),
 ) -> list[tuple[str, Step]]:
     """Return the path from a stage to the root of its delay, each stage with its cause.
 
     `lowest` is the least promise of each stage that has ranges. A stage waits for its ranges as long as
     one of them has promised less than the stage's input: the input has arrived, and the ranges hold it.
-    Else the stage waits for its slowest input.
+    Else the stage waits for its slowest input. The stages `unpublished`, whose advance cannot be
+    published, wait for neither.
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import KeyLayout, ShardLayout
@@ -160,10 +167,14 @@ def path(
     >>> at = {"s": StageWatermark(output=9), "k": StageWatermark(9, 5), "u": StageWatermark(5, 5)}
     >>> [str(step) for _, step in path(flow, "u", at, {"s": 9, "k": 5})]
     ['input', 'ranges']
+    >>> [str(step) for _, step in path(flow, "u", at, {"s": 9, "k": 9}, unpublished={"k"})]
+    ['input', 'unpublished']
     """
     found: list[tuple[str, Step]] = []
     while True:
         step = next_step(pipeline, stage, views, lowest.get(stage))
+        if stage in unpublished:
+            step = Step.UNPUBLISHED
         found.append((stage, step))
         if step is not Step.INPUT:
             return found

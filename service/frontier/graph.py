@@ -226,6 +226,25 @@ class Pipeline:
                 affected.update(self.downstreams[name])
         return changed
 
+    def unpublished(
+        self, published: Mapping[str, StageWatermark], agreements: Mapping[str, Agreement]
+    ) -> frozenset[str]:
+        """Return the stages whose ranges have moved on from their published watermarks.
+
+        `agreements`: of the ranges of some stages. An advance is on its way to the readers, or cannot be
+        published: the ranges do not hold the stage.
+
+        >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
+        >>> at = dict.fromkeys("su", StageWatermark(5, 5))
+        >>> flow.unpublished(at, {"s": Agreement(7)}), flow.unpublished(at, {"s": Agreement(5)})
+        (frozenset({'s'}), frozenset())
+        """
+        return frozenset(
+            name
+            for name in agreements
+            if self._step(name, published[name], published, agreements) != published[name]
+        )
+
     def _step(
         self,
         name: str,

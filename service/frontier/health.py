@@ -42,6 +42,8 @@ class Health(StrEnum):
 
     FINAL = "final"
     """Nothing more will come."""
+    UNPUBLISHED = "unpublished"
+    """Its ranges have moved on, and the advance cannot be published: a store does not take it."""
     FAILED = "failed"
     """The last run failed."""
     SILENT = "silent"
@@ -51,7 +53,7 @@ class Health(StrEnum):
     STALLED = "stalled"
     """A range that holds the stage back continues to report, and its oldest work ages."""
     WAITING = "waiting"
-    """The stage has followed its inputs, and one of them has one of the four causes above."""
+    """The stage has followed its inputs, and one of them has one of the five causes above."""
     ENDED = "ended"
     """The last run finished."""
     IDLE = "idle"
@@ -62,12 +64,14 @@ class Severity(StrEnum):
     """The severity of a problem."""
 
     CRITICAL = "critical"
-    """The watermark has no worker that could move it: it stands until an operator acts."""
+    """The watermark has no worker, or no store, that could move it: it stands until an operator acts."""
     WARNING = "warning"
     """The problem may pass by itself."""
 
 
 SEVERITIES: Final[Mapping[Health, Severity]] = {
+    # Nothing advances, whatever the workers do.
+    Health.UNPUBLISHED: Severity.CRITICAL,
     Health.FAILED: Severity.CRITICAL,
     Health.NO_WORKER: Severity.CRITICAL,
     # Also before the first run of a job that was just defined.
@@ -99,6 +103,8 @@ class Vitals:
     """Ranges that report without moving, as in `explain.is_stalled`."""
     outcome: Outcome | None = None
     """None: the last run continues, or the stage never had a run."""
+    is_unpublished: bool = False
+    """True if its ranges have moved on, and the advance cannot be published."""
 
 
 def silent_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
@@ -173,6 +179,7 @@ def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
         return Health.OK
     fits = {
         Health.FINAL: status is Status.FINAL,
+        Health.UNPUBLISHED: vitals.is_unpublished,
         Health.FAILED: outcome is Outcome.FAILED,
         Health.SILENT: vitals.silent > 0,
         Health.NO_WORKER: outcome is Outcome.STOPPED or (outcome is None and vitals.no_worker > 0),
@@ -186,12 +193,12 @@ def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
 
 
 def has_trouble(vitals: Vitals) -> bool:
-    """Return whether any range of a stage holds it back for a cause of its own.
+    """Return whether a stage is held back for a cause of its own.
 
     >>> has_trouble(NO_VITALS), has_trouble(Vitals(stalled=1))
     (False, True)
     """
-    return bool(vitals.silent or vitals.no_worker or vitals.stalled)
+    return bool(vitals.silent or vitals.no_worker or vitals.stalled or vitals.is_unpublished)
 
 
 def healths(
@@ -254,7 +261,7 @@ def worst(found: Iterable[Health]) -> Health:
 def badness(of: Health) -> int:
     """Return the rank of a health, the worst first.
 
-    >>> sorted(Health, key=badness)[:3]
+    >>> sorted(Health, key=badness)[1:4]
     [<Health.FAILED: 'failed'>, <Health.NO_WORKER: 'no_worker'>, <Health.SILENT: 'silent'>]
     """
     return _WORST_FIRST[of]

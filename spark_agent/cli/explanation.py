@@ -11,7 +11,11 @@ from spark_agent.cli.health import health_text, style_of
 from spark_agent.client.responses import ExplainAnswer, HolderAnswer, RetiredAnswer
 from spark_agent.times import duration_text, instant_text
 
-_WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
+_WAITS_FOR: Final = {
+    "input": "waits for its input",
+    "ranges": "waits for its ranges",
+    "unpublished": "waits for a store to take its advance",
+}
 _RESTS: Final = {"ended": "has ended", "idle": "is idle", "final": "is final"}
 """Stages that do not wait, by their health."""
 

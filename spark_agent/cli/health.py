@@ -18,9 +18,9 @@ from spark_agent.client.responses import (
 )
 
 _WORST_FIRST: Final[Sequence[Health]] = (
-    "failed", "no_worker", "silent", "stalled", "waiting", "ok", "idle", "ended", "final",
+    "unpublished", "failed", "no_worker", "silent", "stalled", "waiting", "ok", "idle", "ended", "final",
 )  # fmt: skip
-_BAD: Final = frozenset({"failed", "no_worker"})
+_BAD: Final = frozenset({"unpublished", "failed", "no_worker"})
 _POOR: Final = frozenset({"silent", "stalled", "waiting"})
 _NEEDS_NO_WORKER: Final = frozenset({"ended", "waiting"})
 """Healths of stages whose ranges without a holder are of a run that has finished. While the run goes on,

@@ -38,7 +38,16 @@ class JobAnswer(TypedDict):
 
 
 Health = Literal[
-    "final", "failed", "silent", "no_worker", "stalled", "waiting", "ended", "idle", "ok"
+    "final",
+    "unpublished",
+    "failed",
+    "silent",
+    "no_worker",
+    "stalled",
+    "waiting",
+    "ended",
+    "idle",
+    "ok",
 ]
 """Ability of a stage's watermark to move, or the first reason why it cannot."""
 

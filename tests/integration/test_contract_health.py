@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.frontier.health import Health
 from tests.support.api import Api, events, eventually, ok, problem, tile_ids
 from tests.support.inprocess import InProcess
 
@@ -456,4 +457,4 @@ async def test_health_and_throttled_shards_are_metrics(gauge: InProcess):
     await api.end(run, "failed")
     found = await metrics()
     assert 'tidegauge_stage_health{health="failed",job="job",stage="s"} 1.0' in found
-    assert sum(line.startswith("tidegauge_stage_health") for line in found) == 9
+    assert sum(line.startswith("tidegauge_stage_health") for line in found) == len(Health)

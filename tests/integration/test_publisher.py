@@ -286,7 +286,7 @@ async def test_invariant_9_a_job_whose_values_are_rejected_does_not_block_anothe
         await waits
     assert "cannot record job j" in caplog.text
     # The reconciler retries it.
-    assert publisher.take_dropped() == {"j"}
+    assert publisher.failures.take_dropped() == {"j"}
     await ledger.close()
 
 

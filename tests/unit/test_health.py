@@ -29,7 +29,9 @@ from service.frontier.timestamps import MAX, MIN
 
 counts = st.integers(0, 3)
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
-vitals = st.builds(Vitals, counts, counts, counts, st.none() | st.sampled_from(Outcome))
+vitals = st.builds(
+    Vitals, counts, counts, counts, st.none() | st.sampled_from(Outcome), st.booleans()
+)
 statuses = st.sampled_from(Status)
 TROUBLED = {*SEVERITIES, Health.WAITING}
 
@@ -40,6 +42,7 @@ def test_it_is_the_first_that_fits(status: Status, seen: Vitals, waits: bool) ->
     outcome = seen.outcome
     fits = [
         status is Status.FINAL,
+        seen.is_unpublished,
         outcome is Outcome.FAILED,
         seen.silent > 0,
         (seen.no_worker > 0 and outcome is None) or outcome is Outcome.STOPPED,
@@ -156,4 +159,10 @@ def test_each_root_cause_has_a_remedy_and_a_section_of_the_runbook() -> None:
         for line in RUNBOOK.read_text("utf-8").splitlines()
         if line.startswith("## ")
     }
-    assert sections >= {"Run failed", "No worker", "Range never reported", "Stalled"}
+    assert sections >= {
+        "Publishing fails",
+        "Run failed",
+        "No worker",
+        "Range never reported",
+        "Stalled",
+    }

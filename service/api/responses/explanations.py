@@ -27,7 +27,7 @@ class StepBody(Struct, frozen=True):
         Step,
         Meta(
             description="`input`: it waits for the next stage of the path; `ranges`: for its own ranges;"
-            " `final`: for nothing"
+            " `final`: for nothing; `unpublished`: for a store that does not take its advance"
         ),
     ]
     health: Annotated[

@@ -19,17 +19,21 @@ class ProblemLine(Struct, frozen=True):
     job: str
     stage: str
     health: Annotated[
-        Health, Meta(description="One of `failed`, `no_worker`, `silent` and `stalled`")
+        Health,
+        Meta(description="One of `unpublished`, `failed`, `no_worker`, `silent` and `stalled`"),
     ]
     severity: Annotated[
         Severity,
         Meta(
-            description="`critical`: `failed` and `no_worker`: the stage has no worker that could move"
-            " it; `warning`: `silent` and `stalled`, which may pass by themselves"
+            description="`critical`: `unpublished`, `failed` and `no_worker`: the stage has no store, or"
+            " no worker, that could move it; `warning`: `silent` and `stalled`, which may pass by"
+            " themselves"
         ),
     ]
     since: Annotated[Instant | None, Meta(description="null: unknown")]
-    ranges: Annotated[int, Meta(ge=0, description="Number of affected ranges of the stage")]
+    ranges: Annotated[
+        int, Meta(ge=0, description="Number of affected ranges of the stage; 0: not by its ranges")
+    ]
     examples: Annotated[
         list[str], Meta(description="At most five of them, the lowest promises first")
     ]
@@ -46,8 +50,8 @@ class JobProblemsBody(Struct, frozen=True):
     health: Annotated[
         Health,
         Meta(
-            description="The worst of its stages: `failed`, `no_worker`, `silent`, `stalled`,"
-            " `waiting`, `ok`, `idle`, `ended`, `final`"
+            description="The worst of its stages: `unpublished`, `failed`, `no_worker`, `silent`,"
+            " `stalled`, `waiting`, `ok`, `idle`, `ended`, `final`"
         ),
     ]
     problems: list[ProblemLine]

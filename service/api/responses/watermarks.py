@@ -49,12 +49,13 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             Health | None,
             Meta(
-                description="The first that applies: `final`; `failed` (by the last run); `silent` (a"
+                description="The first that applies: `final`; `unpublished` (its ranges have moved on,"
+                " and a store does not take the advance); `failed` (by the last run); `silent` (a"
                 " range has never reported); `no_worker` (a range that counts has no current lease while"
                 " its run continues, or its last run was stopped); `stalled` (reports continue, a"
                 " promise stands still, and old work ages); `waiting` (the stage has followed its "
                 "inputs,"
-                " and one of them has one of these four causes); `ended` (the last run finished);"
+                " and one of them has one of these five causes); `ended` (the last run finished);"
                 " `idle`; `ok`. null: unknown while the live store is away. It changes without a new"
                 " ETag"
             ),

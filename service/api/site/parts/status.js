@@ -3,6 +3,7 @@ import { html } from "../lib/html.js";
 import { duration, isInstant } from "../lib/time.js";
 
 const KINDS = {
+  unpublished: ["✕", "unpublished", "The ranges have moved on, and a store does not take the advance"],
   failed: ["✕", "failed", "The last run failed"],
   no_worker: ["✕", "no worker", "A range that counts has no current lease, or the last run was stopped"],
   silent: ["○", "silent", "A range has never reported, and all wait for the range"],
@@ -15,7 +16,7 @@ const KINDS = {
   final: ["■", "final", "Nothing more will come"],
 };
 
-const UNWELL = new Set(["failed", "no_worker", "silent", "stalled", "waiting"]);
+const UNWELL = new Set(["unpublished", "failed", "no_worker", "silent", "stalled", "waiting"]);
 
 /**
  * What a stage or a job is shown as: its health, unless that is well or not known.
