@@ -9,7 +9,7 @@ from service.frontier.health import Health
 
 REMEDIES: Final[Mapping[Health, str]] = {
     Health.UNPUBLISHED: "Let the store take writes again: look at its free space, its connections and"
-    " its log. The service retries until then, and not a report is lost. Workers go on meanwhile.",
+    " its log. The service retries until then, and workers go on meanwhile.",
     Health.FAILED: "Mend the cause, and start the query again: it goes on from its checkpoint.",
     # A second program would fence the first one.
     Health.NO_WORKER: "Start the program again, unless it is running: its workers claim the ranges."
