@@ -766,6 +766,16 @@ class Tidegauge(RuleBasedStateMachine):
         assert again.status_code == 304
         if stage != "u":
             self.same_promises(stage)
+        self.explains(stage)
+
+    def explains(self, stage: str) -> None:
+        """A range that holds a stage back is not ahead of what the stage has published."""
+        found = self.do(self.api.explain(stage))
+        root = self.seen[found["path"][-1]["stage"]]
+        assert found["health"] != "unpublished"
+        for holder in found["holders"]:
+            at = root["output_watermark"]
+            assert largest(holder["promise"], at) == at, (holder, root)
 
     def same_promises(self, stage: str) -> None:
         wanted = {key: item.promise for key, item in self.model.stages[stage].ranges.items()}
