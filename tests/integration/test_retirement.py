@@ -139,12 +139,27 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
     assert "(so are 1 more)" in (await job.explain("clicks"))["because"]
 
 
+@pytest.mark.parametrize("promise", [60, 70, 80])
+async def test_a_late_range_outlasts_the_live_store(
+    job: Api, gauge: InProcess, promise: int
+) -> None:
+    """Whether its report has raised its promise or not."""
+    await job.retire("clicks", "c-0", BECAUSE)
+    gauge.advance(1_000)
+    await job.report("clicks", await job.token("clicks"), {"c-0": promise})
+    await gauge.crash()
+    job = gauge.api()
+    assert await _late(job) == 1
+    assert f"again after its retirement ({BECAUSE})" in (await job.explain("clicks"))["because"]
+
+
 async def _late(job: Api) -> int:
     return (await job.watermark("clicks")).get("late_ranges", 0)
 
 
 async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: InProcess) -> None:
     """The stage was final, and its range is restored as it was before: not a retirement has ended."""
+    gauge.skip_on_redis()
     run = await job.run("clicks")
     token = await job.token("clicks", ttl_ms=600_000, run=run)
     await job.report("clicks", token, {"c-0": 75}, epoch=1)
