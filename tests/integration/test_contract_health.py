@@ -172,6 +172,21 @@ async def test_a_stage_below_an_input_that_has_ended_is_not_expected_to_move(job
     assert not listed.keys() & {"cause", "holds_back", "holds_back_next"}
 
 
+async def test_a_stage_that_its_own_ranges_hold_back_is_expected_to_move(api: Api):
+    await api.define({"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": 1}})
+    run = await api.run("s")
+    await api.report("s", await api.token("s", run=run), {"0": 5})
+    own = await api.token("k", ttl_ms=600_000)
+    [whole] = [each["range"] for each in await api.ranges("k")]
+    await api.report("k", own, {whole: {}}, input_watermark=5)
+    await api.report("s", await api.token("s", run=run), {"0": 10})
+    await api.end(run, "finished")
+    held = ok(await api.get_watermark("k"))
+    assert (held["health"], held.get("input_ended")) == ("ok", None), "it has observed up to 5"
+    await api.report("k", own, {whole: {}}, input_watermark=10)
+    assert ok(await api.get_watermark("k"))["input_ended"] is True
+
+
 async def test_a_stage_that_will_wait_for_an_input_is_named(job: Api):
     tokens = await all_well(job)
     await job.client.post(f"{job.root}/leases/release", json={"tokens": [tokens["taps"]]})
