@@ -154,6 +154,22 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     assert await gauge.api().health("clicks") == "no_worker"
 
 
+async def test_ranges_that_never_had_a_lease_have_one_cause_for_it(job: Api, gauge: InProcess):
+    await all_well(job)
+    quarters = SPEC | {"sessions": {"inputs": ["clicks"], "ranges": 4}}
+    await job.change(quarters)
+    [found] = (await job.problems())["problems"]
+    assert found["because"] == (
+        "4 of 4 ranges of sessions have no worker (not held by a lease since they began)"
+    )
+    await gauge.restart()
+    clicks = (await gauge.api().problems())["problems"]
+    restored = "not held by a lease since the live state was restored from the ledger"
+    assert f"24 of 24 ranges of clicks have no worker ({restored})" in [
+        each["because"] for each in clicks
+    ]
+
+
 async def test_a_stage_below_an_input_that_has_ended_is_not_expected_to_move(job: Api):
     run = await job.run("clicks", "sessions")
     clicks = await job.token("clicks", run=run)
