@@ -201,8 +201,10 @@ class SqlLedger(Ledger):
             raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
         await db.execute(SAVE_EPOCHS_OF_RUNS, {"b_job": job})
+        generation = f"generation {row.generation}"
+        await runs.fence_runs(db, job, at_ms, f"the job was reset: {generation} began", deed)
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
-        await audit.write_audit(db, deed, job=job)
+        await audit.write_audit(db, deed, job=job, detail=generation)
         return await load_job(db, job)
 
     @override

@@ -133,7 +133,7 @@ START_GENERATION = (
         revision=jobs.c.revision + 1,
         updated_at_ms=bindparam("b_at_ms"),
     )
-    .returning(jobs.c.revision)
+    .returning(jobs.c.revision, jobs.c.generation)
 )
 DELETE_JOB = (
     update(jobs)
