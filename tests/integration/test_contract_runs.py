@@ -267,6 +267,12 @@ async def test_an_end_that_does_not_fit_is_refused(job: Api, body: dict[str, Any
     assert (await job.runs())[0]["outcome"] is None
 
 
+async def test_an_optional_member_may_be_null(job: Api):
+    run = ok(await job.open_run(["s"], links=None, program=None), 201)["run"]
+    assert (await job.end(run, "failed", because=None))["because"] is None
+    assert (await job.runs())[0]["links"] == {}
+
+
 async def test_a_run_that_does_not_fit_is_refused(job: Api):
     refused: list[dict[str, Any]] = [
         {"links": {"spark": "javascript:alert(1)"}},
