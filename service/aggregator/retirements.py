@@ -118,14 +118,19 @@ class Retirements:
         """
         found = await self.preview(job, stage, range_name)
         if found.view.promise != MAX and not found.view.retired:
+            # The end of an earlier retirement comes first: the newest record is the one in effect.
+            await self._save(job, stage)
             # Before the step: no watermark advances by a retirement that is not in the audit.
             deed = Deed(Action.RETIRE_RANGE, by, self._clock.wall_ms())
             await self._ledger.note_deed(deed, job, detail_of(stage, range_name, because))
             await self._live.retire(job, stage, range_name)
         # Also if it was retired before: the earlier request may have failed before this point.
+        await self._save(job, stage)
+        return found
+
+    async def _save(self, job: str, stage: str) -> None:
         self._publisher.touch(job, (stage,), saves=True)
         await self._live.flush(job)
-        return found
 
     async def among(self, job: str, observed: Mapping[str, StageObservation]) -> list[Retirement]:
         """Return the retired ranges of these stages, with their records in the audit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -437,6 +438,39 @@ async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
         job = gauge.api()
         ranges = {each["range"]: each.get("retired", False) for each in await job.ranges("taps")}
         assert ranges == {"t-0": True, "t-1": False}
+
+
+async def test_the_newest_record_is_of_what_is_in_effect(
+    job: Api, gauge: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range returns, and the ledger is slow to record it, when it is retired again."""
+    await job.retire("taps", "t-2", BECAUSE)
+    token = await job.token("taps", ["t-2"])
+    record, may_record = SqlLedger.record, asyncio.Event()
+
+    async def slow(self: SqlLedger, *of: Any) -> Any:
+        await may_record.wait()
+        return await record(self, *of)
+
+    with monkeypatch.context() as slowness:
+        slowness.setattr(SqlLedger, "record", slow)
+        returns = asyncio.create_task(job.report("taps", token, {"t-2": 10}))
+        await eventually(lambda: _retired(job), lambda found: found == 0)
+        retires = asyncio.create_task(job.retire("taps", "t-2", "again"))
+        await asyncio.sleep(0.2)
+        may_record.set()
+        await asyncio.gather(returns, retires)
+    assert await _retired(job) == 1
+    records = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
+    assert [each["action"] for each in records[:3]] == [
+        "retire-range",
+        "return-range",
+        "retire-range",
+    ]
+
+
+async def _retired(job: Api) -> int:
+    return (await job.watermark("taps"))["ranges"].get("retired", 0)
 
 
 async def test_a_waiting_report_that_ends_a_retirement_is_answered_with_the_newest_watermark(
