@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -62,6 +63,21 @@ def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
             found[name] = ", ".join(filter(None, [found.get(name), words]))
     ordered = dict.fromkeys((*before.stages, *after.stages))
     return {name: found[name] for name in ordered if name in found}
+
+
+def may_end_range(words: str, range_name: str) -> bool:
+    """Return whether a change of a stage, in these words, may have ended a range. Not all names are
+    written, and other key ranges are not named at all.
+
+    >>> may_end_range("+ shard t-2, - shard t-1", "t-1")
+    True
+    >>> may_end_range("- shards a, b, c and 1 more", "t-1")
+    True
+    >>> may_end_range("+ shard t-2, a throttle", "t-1"), may_end_range("new", "t-1")
+    (False, True)
+    """
+    of_all = words in _WHOLE or re.search(r"\branges\b|\d more\b", words) is not None
+    return of_all or range_name in re.split(r"[ ,]+", words)
 
 
 def _throttled(by: ThrottlePolicy) -> set[str]:

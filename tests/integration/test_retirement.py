@@ -177,6 +177,19 @@ async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: I
     assert (await job.explain("clicks"))["because"] == "clicks is final: nothing more will come"
 
 
+async def test_a_change_beside_a_late_range_keeps_the_reason_of_its_retirement(
+    job: Api, gauge: InProcess
+) -> None:
+    await job.retire("clicks", "c-0", BECAUSE)
+    gauge.advance(1_000)
+    await job.report("clicks", await job.token("clicks"), {"c-0": 80})
+    await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
+    again = f"again after its retirement ({BECAUSE})"
+    assert again in (await job.explain("clicks"))["because"]
+    await job.report("clicks", await job.token("clicks", ["c-1"]), {"c-1": 50})
+    assert (await job.retire("clicks", "c-1", dry_run=True))["held_by"] is None, "it is final"
+
+
 @pytest.mark.parametrize("begins", ["reset", "another shard"])
 async def test_the_reason_of_a_retirement_of_another_life_is_left_out(
     job: Api, gauge: InProcess, begins: str
