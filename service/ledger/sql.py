@@ -314,6 +314,11 @@ class SqlLedger(Ledger):
 
     @override
     @reading
+    async def created_at_ms(self, db: AsyncConnection, job: str) -> int:
+        return await history.created_at_ms(db, job)
+
+    @override
+    @reading
     async def last_advances(
         self,
         db: AsyncConnection,
