@@ -25,7 +25,8 @@ class ChangesOfJobs:
         changes += [change for run in found.runs for change in _changes_of(run, span)]
         # Within one millisecond, a run ends after its begin.
         changes.sort(
-            key=lambda each: (each.at_ms, each.run or 0, each.outcome is not None), reverse=True
+            key=lambda each: (each.at_ms, each.run or 0, each.action is Action.END_RUN),
+            reverse=True,
         )
         return changes[skip : skip + limit]
 
@@ -65,4 +66,9 @@ def _changes_of(run: RunRecord, span: Span) -> Iterator[Change]:
             run.run,
             outcome=end.outcome,
             because=end.because or None,
+        )
+    fencing = run.fencing
+    if fencing is not None and span[0] <= fencing.at_ms <= span[1]:
+        yield Change(
+            fencing.at_ms, Action.END_RUN, opened.stages, run.run, because=fencing.because or None
         )

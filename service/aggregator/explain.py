@@ -191,7 +191,7 @@ class Explainer:
         remedies by stage.
         """
         found = late_ranges(view.stages, observed)
-        reasons = [await self._retirements.ended(view.name, e.stage, e.range) for e in found]
+        reasons = await self._retirements.ended(view.name, [(e.stage, e.range) for e in found])
         texts = map(late_text, found, reasons)
         return "".join(f"; {each}" for each in texts), {each.stage: REMEDY for each in found}
 

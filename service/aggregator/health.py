@@ -147,7 +147,7 @@ class Examiner:
         observed = {name: seen for name, seen in observed.items() if name in view.stages}
         found = await self.healths(view, view.pipeline.order, observed, now)
         watermarks = {name: each.watermark for name, each in view.stages.items()}
-        least = _least(view, observed, watermarks)
+        least = least_promises(view, observed, watermarks)
         waiting = waiting_stages(view.pipeline, watermarks, found, least)
         problems: list[Problem] = []
         for name, seen in observed.items():
@@ -283,15 +283,19 @@ def _healths(
 ) -> Mapping[str, Health]:
     there = [name for name in stages if name in job.stages]
     watermarks = {name: job.stages[name].watermark for name in there}
-    return healths(job.pipeline, there, watermarks, vitals, _least(job, observed, watermarks))
+    return healths(
+        job.pipeline, there, watermarks, vitals, least_promises(job, observed, watermarks)
+    )
 
 
-def _least(
+def least_promises(
     job: JobView,
     observed: Mapping[str, StageObservation],
     watermarks: Mapping[str, StageWatermark],
 ) -> Callable[[str], int | None]:
-    """Return the function that returns a stage's least promise (None: without ranges)."""
+    """Return the function that returns a stage's least promise (None: without ranges), or its input, if
+    it waits for nothing else.
+    """
 
     def least(stage: str) -> int | None:
         seen = observed.get(stage)

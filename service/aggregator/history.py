@@ -55,8 +55,9 @@ class History:
     ) -> Sequence[PastWatermark]:
         """Return at most `points` watermarks of a stage in this generation, by wall time.
 
-        The first is the state at `from_ms`; it is left out if the ledger no longer has it. The others
-        are the last of each interval in which there was a change.
+        The first is the state at `from_ms`, or at the creation of the job, if that was later. The first
+        is left out if the ledger no longer has it. The others are the last of each interval in which
+        there was a change.
         """
         state = await self._reader.stage(job, stage, soft=False)
         changes: list[HistoryPoint] = []
@@ -77,7 +78,7 @@ class History:
         elif not state.view.version or await self._ledger.began_after(
             job, stage, generation=state.job.generation, at_ms=from_ms
         ):
-            held = [PastWatermark(from_ms, StageWatermark())]
+            held = await self._nothing(job, from_ms, changes[0].at_ms if changes else until_ms)
         else:
             held = []
         found = [
@@ -85,6 +86,12 @@ class History:
             *(PastWatermark(each.at_ms, each.watermark, each.counts) for each in changes),
         ]
         return found[:points]
+
+    async def _nothing(self, job: str, from_ms: int, until_ms: int) -> list[PastWatermark]:
+        """Return the state before the first advance; empty: the job did not exist yet."""
+        # By the clocks of several replicas, an advance may come before the creation.
+        begin_ms = max(from_ms, await self._ledger.created_at_ms(job))
+        return [PastWatermark(begin_ms, StageWatermark())] if begin_ms <= until_ms else []
 
     async def estimate(
         self, job: str, stage: str, target: int

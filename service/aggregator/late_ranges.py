@@ -40,6 +40,8 @@ def late_ranges(
     """Return the late ranges of these stages."""
     found: list[LateRanges] = []
     for stage, seen in observed.items():
+        if stages[stage].watermark.output != MAX:
+            continue
         late = np.flatnonzero(_late(stages[stage], seen))
         if len(late):
             first = int(late[lowest(seen.promises[late], 1)][0])
@@ -51,13 +53,16 @@ def late_ranges(
 
 def count_late_ranges(stage: StageView, seen: StageObservation) -> int:
     """Return the number of late ranges of a stage."""
+    # The usual case, on every read: nothing is allocated for it.
+    if stage.watermark.output != MAX:
+        return 0
     return int(np.count_nonzero(_late(stage, seen)))
 
 
 def _late(stage: StageView, seen: StageObservation) -> Bools:
-    if stage.watermark.output != MAX:
-        return np.zeros(len(seen.promises), dtype=np.bool_)
-    return rule.late_ranges(seen.promises, seen.reported_at_ms, stage.advanced_at_ms)
+    """Return the late ranges of a final stage."""
+    since_ms = stage.advanced_at_ms
+    return rule.late_ranges(seen.promises, seen.reported_at_ms, seen.raised_at_ms, since_ms)
 
 
 def late_text(late: LateRanges, because: str | None) -> str:

@@ -12,12 +12,13 @@ from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.agreement import Agreement
 from service.frontier.columns import column_agreement, counted
+from service.frontier.differences import may_end_range
 from service.frontier.graph import StageWatermark
 from service.frontier.retirement import counted_promise
 from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger
 from service.live import refusals
-from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of
+from service.model.audit import Action, Actor, AuditRecord, Deed, detail_of, differences_of
 from service.model.jobs import JobView
 from service.model.observations import StageObservation
 from service.model.reports import RangeView
@@ -48,7 +49,8 @@ class Retiring:
     view: RangeView
     moves: Sequence[Move]
     held_by: str | None
-    """The range of the stage that is the lowest then; None: not one is left that the stage waits for."""
+    """The range of the stage that is the lowest then; None: not one is left that the stage waits for, as
+    in a final stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,11 @@ class Retirements:
         if not found or found[0].name != range_name:
             raise _changing(stage)
         left = _without(observed[stage], index)
+        is_final = view.stages[stage].watermark.output == MAX
         return Retiring(
             found[0],
             _moves(view, observed, stage, left),
-            _lowest(left, is_keyed=not view.pipeline.stages[stage].is_source),
+            None if is_final else _lowest(left, is_keyed=not view.pipeline.stages[stage].is_source),
         )
 
     @run_to_completion
@@ -118,14 +121,19 @@ class Retirements:
         """
         found = await self.preview(job, stage, range_name)
         if found.view.promise != MAX and not found.view.retired:
+            # The end of an earlier retirement comes first: the newest record is the one in effect.
+            await self._save(job, stage)
             # Before the step: no watermark advances by a retirement that is not in the audit.
             deed = Deed(Action.RETIRE_RANGE, by, self._clock.wall_ms())
             await self._ledger.note_deed(deed, job, detail_of(stage, range_name, because))
             await self._live.retire(job, stage, range_name)
         # Also if it was retired before: the earlier request may have failed before this point.
+        await self._save(job, stage)
+        return found
+
+    async def _save(self, job: str, stage: str) -> None:
         self._publisher.touch(job, (stage,), saves=True)
         await self._live.flush(job)
-        return found
 
     async def among(self, job: str, observed: Mapping[str, StageObservation]) -> list[Retirement]:
         """Return the retired ranges of these stages, with their records in the audit."""
@@ -136,25 +144,21 @@ class Retirements:
         ]
         return await self.records(job, retired)
 
-    async def ended(self, job: str, stage: str, range_name: str) -> str | None:
-        """Return the reason of a range's retirement that has ended; None: it is not known.
+    async def ended(self, job: str, ranges: Sequence[tuple[str, str]]) -> Sequence[str | None]:
+        """Return the reasons of the retirements of these ranges (stage, range), which have ended; None:
+        it is not known.
 
         Only the retirement of the present range counts: not one before a reset or another job of this
         name, or of a shard that has left the specification since.
         """
+        if not ranges:
+            return ()
         try:
             records = await self._ledger.read_audit(_RECORDS, None, job)
         except UnavailableError:
             # For display alone.
-            return None
-        detail, left = detail_of(stage, range_name, ""), f"; {stage}: "
-        for each in records:
-            action = each.deed.action
-            if action in _BEGINS or (action is Action.CHANGE_JOB and left in each.detail):
-                return None
-            if action is Action.RETIRE_RANGE and each.detail.startswith(detail):
-                return each.detail.removeprefix(detail)
-        return None
+            records = ()
+        return [_reason(records, *each) for each in ranges]
 
     async def records(self, job: str, retired: Iterable[tuple[str, str]]) -> list[Retirement]:
         """Return these retired ranges (stage, range), with their records in the audit."""
@@ -174,6 +178,19 @@ class Retirements:
             )
             for stage, name in wanted
         ]
+
+
+def _reason(records: Sequence[AuditRecord], stage: str, range_name: str) -> str | None:
+    """Return the reason of a range's last retirement among the records of its job, newest first."""
+    detail = detail_of(stage, range_name, "")
+    for each in records:
+        action = each.deed.action
+        if action is Action.RETIRE_RANGE and each.detail.startswith(detail):
+            return each.detail.removeprefix(detail)
+        words = differences_of(each.detail).get(stage, "") if action is Action.CHANGE_JOB else ""
+        if action in _BEGINS or may_end_range(words, range_name):
+            return None
+    return None
 
 
 def _changing(stage: str) -> UnavailableError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from service.aggregator.conditions import Condition, count_conditions
-from service.aggregator.health import Examiner, are_steady
+from service.aggregator.health import Examiner, are_steady, least_promises
 from service.aggregator.late_ranges import count_late_ranges
 from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
@@ -264,7 +264,8 @@ def _derive(
     since: dict[str, int] = {}
     states: dict[str, SoftState] = {}
     watermarks = {name: job.stages[name].watermark for name in above}
-    below_ended = stages_below_ended(job.pipeline, watermarks, healths)
+    least = least_promises(job, observed, watermarks)
+    below_ended = stages_below_ended(job.pipeline, watermarks, healths, least)
     for name in above:
         stage, seen = job.pipeline.stages[name], observed.get(name)
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]

@@ -66,6 +66,16 @@ class TroubledRanges:
         # Leases run by a clock of their own.
         return self.now.wall_ms - (self.now.lease_ms - int(known.min()))
 
+    def begin(self, indices: Int64s) -> str:
+        """Write the begin of ranges that have not had a lease since.
+
+        A range that has promised by itself was under a lease before its state was lost. Any other one
+        has its promise from ranges before it, by a change of the layout.
+        """
+        if bool(self.seen.raised_at_ms[indices].any()):
+            return "the live state was restored from the ledger"
+        return "it began" if len(indices) == 1 else "they began"
+
     def departed(self, indices: Int64s) -> Sequence[str]:
         """Return the last holders of some of them, whose leases have run out: those that are kept."""
         freed_ms = self.seen.held_since_ms[indices]
@@ -152,8 +162,7 @@ def no_worker_trouble(of: TroubledRanges) -> Trouble:
     since_ms, departed = of.free_since_ms(free), of.departed(free)
     if since_ms is None:
         because = (
-            f"{of.some(free)} {_have(free)} no worker (not held by a lease since the service, its live"
-            " store or the range began)"
+            f"{of.some(free)} {_have(free)} no worker (not held by a lease since {of.begin(free)})"
         )
         return of.trouble(Health.NO_WORKER, free, None, because)
     leases = "its lease" if len(free) == 1 else "their leases"

@@ -40,8 +40,8 @@ AT: Final = "Tidegauge-At"
 async def get_history(call: Call[None]) -> HistoryBody:
     """Show a stage's past watermarks by wall time, in the job's present generation.
 
-    The first point is the state at `from`, unless the history begins later. The others are changes after
-    it.
+    The first point is the state at `from`, unless the job or its history begins later. The others are
+    changes after it.
     """
     points = integer(call.request, "points", 1, MAX_POINTS, DEFAULT_POINTS) or DEFAULT_POINTS
     from_ms, until_ms = span(call.request, call.aggregator.now_ms(), _DEFAULT_SPAN_MS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from service.frontier.health import Outcome
 from service.model.pipeline_spec import MAX_STAGES, ONLY_AT_THE_END, Name
@@ -35,14 +35,17 @@ class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[str, Meta(max_length=256, pattern=_TEXT, description="Its name, for display")]
         | None
     ) = None
-    links: Annotated[
-        dict[Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)], Address],
-        Meta(
-            max_length=10,
-            description="Addresses of its pages, by name",
-            extra_json_schema={"examples": [{"spark": "http://driver:4040"}]},
-        ),
-    ] = field(default_factory=dict[str, str])
+    links: (
+        Annotated[
+            dict[Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)], Address],
+            Meta(
+                max_length=10,
+                description="Addresses of its pages, by name",
+                extra_json_schema={"examples": [{"spark": "http://driver:4040"}]},
+            ),
+        ]
+        | None
+    ) = None
 
 
 class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,9 +57,10 @@ class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
             description="`finished`: it has done all its work; `stopped`: it was stopped; `failed`"
         ),
     ]
-    because: Annotated[
-        str, Meta(max_length=1_000, pattern=_TEXT, description="The program's reason")
-    ] = ""
+    because: (
+        Annotated[str, Meta(max_length=1_000, pattern=_TEXT, description="The program's reason")]
+        | None
+    ) = None
 
 
 class Retire(Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ DEFAULT_RUNS = 20
 async def open_run(call: Call[OpenRun]) -> RunBody:
     """Open a run for some stages. From then on, older runs of them are fenced."""
     body = call.body
-    run = NewRun(body.stages, body.holder, body.program, body.links)
+    run = NewRun(body.stages, body.holder, body.program, body.links or {})
     return RunBody(await call.aggregator.open_run(call.job, run, call.by))
 
 
@@ -87,8 +87,8 @@ async def end_run(call: Call[EndRun]) -> EndedBody:
     A second end with the same outcome changes nothing. A later commit of the run still counts. A run
     that has lost all its stages is fenced: 409, as for another outcome.
     """
-    body = call.body
-    ended = await call.aggregator.end_run(call.job, call.run, body.outcome, body.because, call.by)
+    body, because = call.body, call.body.because or ""
+    ended = await call.aggregator.end_run(call.job, call.run, body.outcome, because, call.by)
     return ended_body(ended)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -12,6 +13,16 @@ from service.frontier.ranges import ShardLayout
 
 _NAMED: Final = 3
 """Number of inputs or shards that are named."""
+
+_WHOLE: Final = frozenset({"new", "removed"})
+"""Words of a whole stage that comes, or goes."""
+
+_THROTTLE: Final = {
+    (False, True): "a throttle",
+    (True, False): "no throttle any more",
+    (True, True): "another throttle",
+}
+"""Words of a throttle, by its presence before and after."""
 
 
 def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
@@ -32,7 +43,10 @@ def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
 
     >>> from service.frontier.policies import ThrottlePolicy
     >>> lag = ThrottlePolicy(max_lag_ms={"k": 60_000})
-    >>> dict(differences(before, Pipeline(before.stages, lag)))
+    >>> limited = Pipeline(before.stages, lag)
+    >>> dict(differences(before, limited)), dict(differences(limited, before))
+    ({'k': 'a throttle'}, {'k': 'no throttle any more'})
+    >>> dict(differences(limited, Pipeline(before.stages, ThrottlePolicy(max_lag_ms={"k": 5}))))
     {'k': 'another throttle'}
     """
     found = {name: "removed" for name in before.stages if name not in after.stages}
@@ -42,11 +56,32 @@ def differences(before: Pipeline, after: Pipeline) -> Mapping[str, str]:
             found[name] = "new"
         elif any(_changes(old, stage)):
             found[name] = ", ".join(_changes(old, stage))
+    had, has = _throttled(before.throttle), _throttled(after.throttle)
     for name in dict.fromkeys(_throttled_otherwise(before.throttle, after.throttle)):
-        if found.get(name) not in {"new", "removed"}:
-            found[name] = ", ".join(filter(None, [found.get(name), "another throttle"]))
+        if found.get(name) not in _WHOLE:
+            words = _THROTTLE[name in had, name in has]
+            found[name] = ", ".join(filter(None, [found.get(name), words]))
     ordered = dict.fromkeys((*before.stages, *after.stages))
     return {name: found[name] for name in ordered if name in found}
+
+
+def may_end_range(words: str, range_name: str) -> bool:
+    """Return whether a change of a stage, in these words, may have ended a range. Not all names are
+    written, and other key ranges are not named at all.
+
+    >>> may_end_range("+ shard t-2, - shard t-1", "t-1")
+    True
+    >>> may_end_range("- shards a, b, c and 1 more", "t-1")
+    True
+    >>> may_end_range("+ shard t-2, a throttle", "t-1"), may_end_range("new", "t-1")
+    (False, True)
+    """
+    of_all = words in _WHOLE or re.search(r"\branges\b|\d more\b", words) is not None
+    return of_all or range_name in re.split(r"[ ,]+", words)
+
+
+def _throttled(by: ThrottlePolicy) -> set[str]:
+    return {*by.max_lag_ms, *(name for group in by.groups for name in group.stages)}
 
 
 def _throttled_otherwise(before: ThrottlePolicy, after: ThrottlePolicy) -> Iterator[str]:

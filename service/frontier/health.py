@@ -242,9 +242,20 @@ def waits_for_trouble(
     # Inputs are rarely in trouble, and then the promises are not read.
     if not any(above.get(each) in _TROUBLED for each in inputs):
         return False
+    awaited = _awaited_inputs(pipeline, stage, watermarks, lowest)
+    return any(above.get(each) in _TROUBLED for each in awaited)
+
+
+def _awaited_inputs(
+    pipeline: Pipeline,
+    stage: str,
+    watermarks: Mapping[str, StageWatermark],
+    lowest: Callable[[str], int | None],
+) -> list[str]:
+    """Return the inputs that a stage waits for; empty: it waits for its own ranges."""
     if next_step(pipeline, stage, watermarks, lowest(stage)) is not Step.INPUT:
-        return False
-    return any(above.get(each) in _TROUBLED for each in slowest_inputs(inputs, watermarks))
+        return []
+    return slowest_inputs(pipeline.stages[stage].inputs, watermarks)
 
 
 def worst(found: Iterable[Health]) -> Health:
@@ -346,30 +357,39 @@ def stages_below_ended(
     pipeline: Pipeline,
     watermarks: Mapping[str, StageWatermark],
     found: Mapping[str, Health],
+    lowest: Callable[[str], int | None],
 ) -> frozenset[str]:
-    """Return the sound stages that wait for an input whose last run has finished, or for such a stage:
-    they move up to this input, and no further.
+    """Return the sound stages that wait for an input whose last run has finished, or for such a stage.
+    They have come up to this input. A stage that its own ranges hold back has more to come.
 
-    `found`: the healths, in an order in which inputs come first.
+    `found`: the healths, in an order in which inputs come first. `lowest`: see `healths`.
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import ShardLayout
     >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",)), "v": Stage(("u",))})
     >>> at = dict.fromkeys("suv", StageWatermark(9, 9))
-    >>> sorted(stages_below_ended(flow, at, {"s": Health.ENDED, "u": Health.OK, "v": Health.OK}))
+    >>> ended = {"s": Health.ENDED, "u": Health.OK, "v": Health.OK}
+    >>> sorted(stages_below_ended(flow, at, ended, {"s": 9}.get))
     ['u', 'v']
-    >>> stages_below_ended(flow, at, {"s": Health.OK, "u": Health.ENDED, "v": Health.FAILED})
-    frozenset()
+    >>> sorted(stages_below_ended(flow, at, ended, {"s": 9, "u": 7}.get))
+    []
+    >>> failed = {"s": Health.OK, "u": Health.ENDED, "v": Health.FAILED}
+    >>> sorted(stages_below_ended(flow, at, failed, {"s": 9}.get))
+    []
     """
     below: set[str] = set()
     # The usual case, on every read.
     if Health.ENDED not in found.values():
         return frozenset()
     for name, health in found.items():
-        inputs = pipeline.stages[name].inputs
-        if health is Health.OK and any(
-            found.get(each) is Health.ENDED or each in below
-            for each in (slowest_inputs(inputs, watermarks) if inputs else ())
-        ):
-            below.add(name)
+        ended = [
+            each
+            for each in pipeline.stages[name].inputs
+            if found.get(each) is Health.ENDED or each in below
+        ]
+        # Else the promises are not read.
+        if health is Health.OK and ended:
+            awaited = _awaited_inputs(pipeline, name, watermarks, lowest)
+            if not set(ended).isdisjoint(awaited):
+                below.add(name)
     return frozenset(below)

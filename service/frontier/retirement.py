@@ -15,6 +15,8 @@ stays final. Such a range holds nothing back, so it is counted apart, as a *late
 
 from __future__ import annotations
 
+import numpy as np
+
 from service.frontier.columns import Bools, Int64s
 from service.frontier.timestamps import MAX
 
@@ -28,15 +30,18 @@ def counted_promise(promise: int, *, retired: bool) -> int:
     return MAX if retired else promise
 
 
-def late_ranges(promises: Int64s, reported_at_ms: Int64s, final_since_ms: int) -> Bools:
+def late_ranges(
+    promises: Int64s, reported_at_ms: Int64s, raised_at_ms: Int64s, final_since_ms: int
+) -> Bools:
     """Return the late ranges of a final stage: they have reported since it is final, and are not final.
 
-    An earlier report proves nothing: after a loss of the live store, a range that was final may be
-    restored as it was before its last report.
+    The end of a retirement moves a promise as it counts, and this moment outlasts the live store, which
+    loses the moments of reports. An earlier moment proves nothing: after a loss, a range that was final
+    may be restored as it was before its last report.
 
-    >>> import numpy as np
-    >>> promises, reported_at_ms = np.array([7, 7, MAX, 0]), np.array([50, 40, 50, 0])
-    >>> late_ranges(promises, reported_at_ms, final_since_ms=45).tolist()
-    [True, False, False, False]
+    >>> promises = np.array([7, 7, 7, MAX, 0])
+    >>> reported_at_ms, raised_at_ms = np.array([50, 0, 40, 50, 0]), np.array([30, 50, 40, 50, 0])
+    >>> late_ranges(promises, reported_at_ms, raised_at_ms, final_since_ms=45).tolist()
+    [True, True, False, False, False]
     """
-    return (promises != MAX) & (reported_at_ms > final_since_ms)
+    return (promises != MAX) & (np.maximum(reported_at_ms, raised_at_ms) > final_since_ms)

@@ -8,8 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import history_statements as sql
 from service.ledger.database import Database
+from service.ledger.loading import unknown_job
 from service.ledger.port import Span, Thinned
 from service.ledger.rows import history_points
+from service.ledger.statements import FIND_CREATION
 from service.model.history import HistoryPoint
 
 _SLICE = 2_000
@@ -99,6 +101,14 @@ async def began_after(
         for row in rows
         if row.at_ms == rows[0].at_ms
     )
+
+
+async def created_at_ms(db: AsyncConnection, job: str) -> int:
+    """See `Ledger.created_at_ms`."""
+    found = (await db.execute(FIND_CREATION, {"b_job": job})).scalar_one_or_none()
+    if found is None:
+        raise unknown_job(job)
+    return int(found)
 
 
 async def last_advances(

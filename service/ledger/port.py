@@ -258,6 +258,10 @@ class Ledger(Protocol):
         """
         ...
 
+    async def created_at_ms(self, job: str) -> int:
+        """Return the moment of a job's creation. Raises `UnknownJobError`."""
+        ...
+
     async def last_advances(
         self, job: str, stage: str, *, generation: int, newest: int, limit: int
     ) -> Sequence[HistoryPoint]:

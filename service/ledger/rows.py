@@ -23,7 +23,7 @@ from service.model.checkpoints import (
 )
 from service.model.history import HistoryPoint, RowCounts
 from service.model.jobs import InstalledStage, StageProgress, StageView
-from service.model.runs import NewRun, RunEnd, RunRecord
+from service.model.runs import Fencing, NewRun, RunEnd, RunRecord
 
 
 def packed_rows(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -184,7 +184,14 @@ def run_of(row: Row[Any]) -> RunRecord:
         end_of(row),
         row.last_epoch,
         is_fenced=row.outcome is None and not row.has_stage,
+        fencing=_fencing_of(row),
     )
+
+
+def _fencing_of(row: Row[Any]) -> Fencing | None:
+    if row.outcome is not None or row.ended_at_ms is None:
+        return None
+    return Fencing(row.ended_at_ms, row.because or "")
 
 
 def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:

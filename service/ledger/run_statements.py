@@ -52,6 +52,18 @@ END_RUN = (
         because=bindparam("b_because"),
     )
 )
+# Those that go on, before a reset takes all their stages. An outcome is the program's own word.
+FENCE_RUNS = (
+    update(runs)
+    .where(
+        runs.c.job == bindparam("b_job"),
+        runs.c.outcome.is_(None),
+        runs.c.ended_at_ms.is_(None),
+        _has_stage,
+    )
+    .values(ended_at_ms=bindparam("b_at_ms"), because=bindparam("b_because"))
+    .returning(runs.c.run, runs.c.stages)
+)
 FIND_STAGES_OF_RUN = (
     select(stages.c.stage)
     .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +16,7 @@ from service.ledger import statements as sql
 from service.ledger.audit import write_audit
 from service.ledger.loading import unknown_job
 from service.ledger.rows import end_of, run_of, run_row
-from service.model.audit import Deed
+from service.model.audit import Action, Deed
 from service.model.runs import MAX_NUMBER, MAX_RUNS, EndedRun, NewRun, RunEnd, RunRecord
 
 
@@ -79,6 +81,18 @@ async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None)
     )
     await write_audit(db, deed, job=job, detail=_end_text(end, stages))
     return EndedRun(replace(end, holder="" if row is None else row.holder), stages)
+
+
+async def fence_runs(
+    db: AsyncConnection, job: str, at_ms: int, because: str, deed: Deed | None
+) -> None:
+    """End the runs of a job that go on, before all their stages are taken from them."""
+    values = {"b_job": job, "b_at_ms": at_ms, "b_because": because}
+    ended = None if deed is None else dataclasses.replace(deed, action=Action.END_RUN)
+    for row in sorted(await db.execute(run_sql.FENCE_RUNS, values)):
+        stages = ", ".join(msgspec.json.decode(row.stages, type=list[str]))
+        detail = f"run {row.run} of {stages} was fenced: {because}"
+        await write_audit(db, ended, job=job, detail=detail)
 
 
 def _end_text(end: RunEnd, stages: Sequence[str]) -> str:

@@ -201,8 +201,10 @@ class SqlLedger(Ledger):
             raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
         await db.execute(SAVE_EPOCHS_OF_RUNS, {"b_job": job})
+        generation = f"generation {row.generation}"
+        await runs.fence_runs(db, job, at_ms, f"the job was reset: {generation} began", deed)
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
-        await audit.write_audit(db, deed, job=job)
+        await audit.write_audit(db, deed, job=job, detail=generation)
         return await load_job(db, job)
 
     @override
@@ -309,6 +311,11 @@ class SqlLedger(Ledger):
         self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
     ) -> bool:
         return await history.began_after(db, job, stage, generation, at_ms)
+
+    @override
+    @reading
+    async def created_at_ms(self, db: AsyncConnection, job: str) -> int:
+        return await history.created_at_ms(db, job)
 
     @override
     @reading

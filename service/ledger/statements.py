@@ -63,6 +63,9 @@ _HEAD = select(
     jobs.c.name,
 ).where(~jobs.c.deleted)
 FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))
+FIND_CREATION = select(jobs.c.created_at_ms).where(
+    jobs.c.name == bindparam("b_job"), ~jobs.c.deleted
+)
 FIND_HEADS = _HEAD.order_by(jobs.c.name)
 FIND_DELETED = select(jobs.c.name, jobs.c.generation).where(
     jobs.c.name.in_(bindparam("b_jobs", expanding=True)), jobs.c.deleted
@@ -107,6 +110,7 @@ REVIVE_JOB = (
         revision=jobs.c.revision + 1,
         spec=bindparam("b_spec"),
         deleted=False,
+        created_at_ms=bindparam("b_at_ms"),
         updated_at_ms=bindparam("b_at_ms"),
     )
 )
@@ -133,7 +137,7 @@ START_GENERATION = (
         revision=jobs.c.revision + 1,
         updated_at_ms=bindparam("b_at_ms"),
     )
-    .returning(jobs.c.revision)
+    .returning(jobs.c.revision, jobs.c.generation)
 )
 DELETE_JOB = (
     update(jobs)

@@ -80,6 +80,17 @@ def specification_of(layout_version: int, differences: Mapping[str, str]) -> str
     return "; ".join([f"layout {layout_version}", *parts])
 
 
+def differences_of(detail: str) -> Mapping[str, str]:
+    """Return the differences in the detail of a change of a specification, in a few words, by stage;
+    without those that were cut.
+
+    >>> differences_of("layout 2; taps: + shard b; v: new")
+    {'taps': '+ shard b', 'v': 'new'}
+    """
+    _, *parts = detail.split("; ")
+    return {stage: words for stage, _, words in (part.partition(": ") for part in parts)}
+
+
 def stages_of(detail: str) -> Sequence[str] | None:
     """Return the stages in the detail of a change of a specification; None: unknown, as in older records
     and in a detail that was cut, or all.
@@ -87,9 +98,7 @@ def stages_of(detail: str) -> Sequence[str] | None:
     >>> stages_of("layout 2; taps: + shard b; v: new"), stages_of("layout 2") is None
     (('taps', 'v'), True)
     """
-    _, *parts = detail.split("; ")
-    is_cut = detail.endswith("…")
-    return None if is_cut or not parts else tuple(part.partition(":")[0] for part in parts)
+    return None if detail.endswith("…") else tuple(differences_of(detail)) or None
 
 
 def return_of(holder: str) -> str:

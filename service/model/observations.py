@@ -43,7 +43,7 @@ class StageObservation:
     reported_at_ms: Int64s
     """Instant of each range's last applied report; 0: never."""
     raised_at_ms: Int64s
-    """Instant of the last move of each promise; 0: unknown."""
+    """Instant of the last move of each promise, as it counts; 0: unknown."""
     facts: Mapping[int, Facts]
     """Facts about the ranges that have reported any, by index; without retired ranges, whose work is not
     waited for either."""

@@ -41,6 +41,14 @@ class RunEnd(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Fencing:
+    """The moment at which a reset has fenced a run, with the reason."""
+
+    at_ms: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run in the ledger."""
 
@@ -54,6 +62,8 @@ class RunRecord:
     """The last epoch that it committed."""
     is_fenced: bool = False
     """True if its end was not reported, and each of its stages belongs to a newer run, or to none."""
+    fencing: Fencing | None = None
+    """None: not fenced, or by a newer run, or before its record had the moment."""
 
 
 @dataclass(frozen=True, slots=True)

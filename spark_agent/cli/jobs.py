@@ -25,6 +25,7 @@ from spark_agent.cli.common import (
     output,
     print_data,
 )
+from spark_agent.cli.differences import differences
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import read_text
 from spark_agent.client.errors import ChangedMeanwhile, UnknownJob
@@ -100,8 +101,9 @@ def apply(
             _apply(client, name, wanted, etag)
         done = bool(changes) and not dry_run
         outcome = {"job": name, "changes": changes, "effects": caused, "applied": done}
-        if not print_data(form, outcome) and changes:
-            typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
+        created = {"created": True} if done and not before else {}
+        if not print_data(form, outcome | created) and changes:
+            typer.echo(f"job {name} is {_end(before, wanted, dry_run=dry_run)}")
 
 
 def export(
@@ -123,6 +125,17 @@ def export(
 
 
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
+
+
+def _end(before: Mapping[str, Any], wanted: Mapping[str, Any], *, dry_run: bool) -> str:
+    """Write the end of a command, after the name of the job.
+
+    >>> _end({}, {"stages": {"s": {}, "k": {}}}, dry_run=False)
+    'created, with stages s, k'
+    """
+    if dry_run:
+        return f"not {'changed' if before else 'created'}: --dry-run"
+    return "as in the file" if before else f"created, with stages {_few([*wanted['stages']])}"
 
 
 def _apply(client: Client, job: str, wanted: Mapping[str, Any], etag: str | None) -> None:
@@ -256,54 +269,6 @@ def _are(names: Sequence[str]) -> str:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the changes from one specification to another, a line each.
-
-    >>> before = {"stages": {"s": {"shards": ["a"]}, "k": {"inputs": ["s"], "ranges": 2}}}
-    >>> after = {"stages": {"s": {"shards": ["a", "b"]}, "m": {"inputs": ["s"]}}, "throttle": {}}
-    >>> for line in differences(before, after): print(line)
-    - stage k
-    ~ stage s: shards: + "b"
-    + stage m: {"inputs": ["s"]}
-    ~ throttle: null -> {}
-    """
-    old: Mapping[str, Any] = before.get("stages", {})
-    new: Mapping[str, Any] = after.get("stages", {})
-    yield from (f"- stage {name}" for name in old if name not in new)
-    for name, stage in new.items():
-        if name not in old:
-            yield f"+ stage {name}: {json.dumps(stage)}"
-        elif old[name] != stage:
-            yield f"~ stage {name}: {'; '.join(_members(old[name], stage))}"
-    for part in sorted({*before, *after} - {"stages"}):
-        if before.get(part) != after.get(part):
-            yield f"~ {part}: {json.dumps(before.get(part))} -> {json.dumps(after.get(part))}"
-
-
-def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (any value of the file)
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        yield f"{json.dumps(old)} -> {json.dumps(new)}"
-        return
-    before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
-    for name in [*before, *(name for name in after if name not in before)]:
-        if before.get(name) != after.get(name):
-            yield f"{name}: {_change(before.get(name), after.get(name))}"
-
-
-def _change(old: Any, new: Any) -> str:  # noqa: ANN401
-    if isinstance(old, list) and isinstance(new, list):
-        # A layout may have a million shards.
-        before = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", old))
-        after = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", new))
-        gone = [f"- {each}" for each in before if each not in after][:_LISTED]
-        come = [f"+ {each}" for each in after if each not in before][:_LISTED]
-        return ", ".join([*gone, *come]) or "in another order"
-    return f"{json.dumps(old)} -> {json.dumps(new)}"
-
-
-_LISTED = 10
 
 
 def delete(

@@ -178,7 +178,8 @@ def history(
 ) -> None:
     """Show a stage's past watermarks over wall-clock time, since the job was last reset.
 
-    The first line is the state at the beginning; the others are the last change of each interval.
+    The first line is the state at the beginning, or at the creation of the job; the others are the last
+    change of each interval.
 
     Examples: `tidegauge history scores average`,
     `tidegauge history scores average --from 2026-01-01T00:00Z --points 500 --json`

@@ -158,8 +158,8 @@ class WatermarkAnswer(TypedDict):
     version: int
     status: str
     health: NotRequired[Health | None]
-    input_ended: NotRequired[bool]
     late_ranges: NotRequired[int]
+    input_ended: NotRequired[bool]
     """True if the stage is sound, and waits for an input whose last run has finished."""
     input_watermark: int | None
     output_watermark: int | None

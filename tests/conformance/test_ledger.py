@@ -522,6 +522,7 @@ def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     stored = runner.run(ledger.create(LAYOUT, 4))
     assert stored is not None
     assert stored.installed.generation == 2
+    assert runner.run(ledger.created_at_ms("j")) == 4
     assert stored.installed.incarnation > before.incarnation
     assert stored.installed.revision > before.revision
     assert stored.installed.last_run == run

@@ -103,7 +103,13 @@ def test_a_change_of_a_job_is_recorded_with_it(ledger: Ledger, runner: asyncio.R
     records = all_of(ledger, runner)
     assert [(r.deed.action, r.deed.at_ms, r.job, r.detail) for r in records] == [
         (Action.DELETE_JOB, 5, "j", ""),
-        (Action.RESET_JOB, 4, "j", ""),
+        (Action.RESET_JOB, 4, "j", "generation 2"),
+        (
+            Action.END_RUN,
+            4,
+            "j",
+            "run 1 of s was fenced: the job was reset: generation 2 began",
+        ),
         (Action.OPEN_RUN, 3, "j", "run 1 of s by driver-1"),
         (Action.CHANGE_JOB, 2, "j", "layout 2"),
         (Action.CREATE_JOB, 1, "j", ""),
@@ -212,12 +218,12 @@ def test_the_changes_of_a_job_are_its_runs_and_its_records(
         changes = runner.run(ledger.changes("j", stage, span, limit))
         return [r.detail for r in changes.records], [each.run for each in changes.runs]
 
-    assert found() == (["", "s_2 a: gone", "s a: gone", ""], [1, 2])
-    assert found("s") == (["", "s a: gone", ""], [1])
-    assert found("_") == (["", ""], []), "a pattern of SQL is a name"
+    assert found() == (["generation 2", "s_2 a: gone", "s a: gone", ""], [2, 1])
+    assert found("s") == (["generation 2", "s a: gone", ""], [1])
+    assert found("_") == (["generation 2", ""], []), "a pattern of SQL is a name"
     assert found(span=(2, 5)) == (["s_2 a: gone", "s a: gone"], [2, 1]), "by their begins"
     assert found(span=(6, 7)) == ([], [1])
-    assert found(limit=1) == ([""], [1])
+    assert found(limit=1) == (["generation 2"], [2]), "the reset ends the run that goes on"
     with pytest.raises(UnknownJobError):
         runner.run(ledger.changes("x", None, (1, 9), 1))
 

@@ -118,7 +118,10 @@ async def test_a_throttle_is_changed_for_its_stages(api: Api):
     assert newest["detail"].endswith("; m: another throttle; n: another throttle; z: + shard 1")
     await api.change({**stages, "z": {"shards": ["0", "1"]}}, throttle=throttled(1_000, 5_000))
     (newest, *_) = (await api.changes())["changes"]
-    assert (newest["stages"], newest["detail"].partition("; ")[2]) == (["k"], "k: another throttle")
+    assert (newest["stages"], newest["detail"].partition("; ")[2]) == (["k"], "k: a throttle")
+    await api.change({**stages, "z": {"shards": ["0", "1"]}}, throttle=throttled(1_000))
+    (newest, *_) = (await api.changes())["changes"]
+    assert newest["detail"].endswith("; k: no throttle any more")
 
 
 async def test_stages_are_told_apart_by_the_case_of_their_letters(api: Api):

@@ -155,6 +155,22 @@ async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
     assert await gauge.api().health("clicks") == "no_worker"
 
 
+async def test_ranges_that_never_had_a_lease_have_one_cause_for_it(job: Api, gauge: InProcess):
+    await all_well(job)
+    quarters = SPEC | {"sessions": {"inputs": ["clicks"], "ranges": 4}}
+    await job.change(quarters)
+    [found] = (await job.problems())["problems"]
+    assert found["because"] == (
+        "4 of 4 ranges of sessions have no worker (not held by a lease since they began)"
+    )
+    await gauge.restart()
+    clicks = (await gauge.api().problems())["problems"]
+    restored = "not held by a lease since the live state was restored from the ledger"
+    assert f"24 of 24 ranges of clicks have no worker ({restored})" in [
+        each["because"] for each in clicks
+    ]
+
+
 async def test_a_stage_below_an_input_that_has_ended_is_not_expected_to_move(job: Api):
     run = await job.run("clicks", "sessions")
     clicks = await job.token("clicks", run=run)
@@ -171,6 +187,21 @@ async def test_a_stage_below_an_input_that_has_ended_is_not_expected_to_move(job
     [listed] = ok(await job.client.get("/v1/overview"))["jobs"]
     assert (listed["slowest"], listed["slowest_ended"]) == ("clicks", True)
     assert not listed.keys() & {"cause", "holds_back", "holds_back_next"}
+
+
+async def test_a_stage_that_its_own_ranges_hold_back_is_expected_to_move(api: Api):
+    await api.define({"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": 1}})
+    run = await api.run("s")
+    await api.report("s", await api.token("s", run=run), {"0": 5})
+    own = await api.token("k", ttl_ms=600_000)
+    [whole] = [each["range"] for each in await api.ranges("k")]
+    await api.report("k", own, {whole: {}}, input_watermark=5)
+    await api.report("s", await api.token("s", run=run), {"0": 10})
+    await api.end(run, "finished")
+    held = ok(await api.get_watermark("k"))
+    assert (held["health"], held.get("input_ended")) == ("ok", None), "it has observed up to 5"
+    await api.report("k", own, {whole: {}}, input_watermark=10)
+    assert ok(await api.get_watermark("k"))["input_ended"] is True
 
 
 async def test_a_stage_that_will_wait_for_an_input_is_named(job: Api):

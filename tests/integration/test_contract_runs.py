@@ -177,6 +177,29 @@ async def test_a_fenced_run_cannot_be_ended(job: Api):
     assert [run["run"] for run in await job.runs()] == [third, second, first]
 
 
+async def test_a_reset_ends_the_runs_that_go_on(job: Api, gauge: InProcess):
+    ended, open_run = await job.run("s"), await job.run("t")
+    await job.end(ended, "failed", because="out of memory")
+    gauge.advance(5_000)
+    ok(await job.reset())
+    because = "the job was reset: generation 2 began"
+    newest, before = await job.runs()
+    assert (newest["outcome"], newest["fenced"], newest["because"]) == (None, True, because)
+    assert newest["started_at"] < newest["ended_at"]
+    assert (before["outcome"], before["because"]) == ("failed", "out of memory")
+    records = ok(await gauge.client.get("/v1/audit?job=job&limit=2"))["records"]
+    assert [(each["action"], each["detail"]) for each in records] == [
+        ("reset-job", "generation 2"),
+        ("end-run", f"run {open_run} of t was fenced: {because}"),
+    ]
+    found = (await job.changes("?stage=t"))["changes"]
+    [change] = [each for each in found if each["action"] == "end-run"]
+    assert (change["detail"], change["because"]) == (f"run {open_run} was fenced", because)
+    problem(await job.post_end(open_run, "finished"), 409, "stale-run")
+    ok(await job.reset())
+    assert (await job.runs())[0] == newest
+
+
 async def test_a_commit_that_comes_after_the_end_counts(job: Api):
     run = await job.run("s")
     token = await job.token("s", run=run)
@@ -242,6 +265,12 @@ async def test_an_end_that_does_not_fit_is_refused(job: Api, body: dict[str, Any
     run = await job.run("s")
     problem(await job.client.post(f"{job.root}/runs/{run}/end", json=body), 422, "invalid-request")
     assert (await job.runs())[0]["outcome"] is None
+
+
+async def test_an_optional_member_may_be_null(job: Api):
+    run = ok(await job.open_run(["s"], links=None, program=None), 201)["run"]
+    assert (await job.end(run, "failed", because=None))["because"] is None
+    assert (await job.runs())[0]["links"] == {}
 
 
 async def test_a_run_that_does_not_fit_is_refused(job: Api):

@@ -267,7 +267,7 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
     records = json.loads(found)["records"]
     assert [(each["action"], each["by"], each["detail"]) for each in records] == [
         ("delete-job", "admin (environment)", ""),
-        ("reset-job", "admin (environment)", ""),
+        ("reset-job", "admin (environment)", "generation 2"),
         ("end-run", "driver", "run 1 of s was stopped"),
         ("open-run", "driver", "run 1 of s by driver-1"),
         ("change-job", "admin (environment)", "layout 2; s: + shard 1"),

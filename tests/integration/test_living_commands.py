@@ -88,12 +88,17 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     assert planned == [
         '+ stage taps: {"shards": ["north", "south"]}',
         '+ stage hourly: {"inputs": ["taps"], "ranges": 2}',
-        f"job {water.job} is not changed: --dry-run",
+        f"job {water.job} is not created: --dry-run",
     ]
     with pytest.raises(UnknownJob):
         water.client.job(water.job)
-    assert applied(water, tmp_path)[-1] == f"job {water.job} is as in the file"
+    created = f"job {water.job} is created, with stages taps, hourly"
+    assert applied(water, tmp_path)[-1] == created
     assert applied(water, tmp_path) == ["nothing changes"]
+    throttled = f"{SPEC}\nthrottle: {{stages: {{hourly: {{max_lag_ms: 60000}}}}}}"
+    line = '+ throttle: {"stages": {"hourly": {"max_lag_ms": 60000}}}'
+    assert applied(water, tmp_path, throttled) == [line, f"job {water.job} is as in the file"]
+    assert applied(water, tmp_path)[0].startswith("- throttle: ")
     wider = SPEC.replace("south]", "south, east]")
     assert applied(water, tmp_path, wider)[:2] == [
         '~ stage taps: shards: + "east"',
@@ -141,7 +146,7 @@ def test_apply_takes_what_export_prints_and_what_the_service_shows(
         assert applied(water, tmp_path, text) == ["nothing changes"]
     fewer = json.loads(shown)
     del fewer["throttle"]
-    assert applied(water, tmp_path, json.dumps(fewer))[0].startswith("~ throttle: ")
+    assert applied(water, tmp_path, json.dumps(fewer))[0].startswith("- throttle: ")
     # Only these members are ignored.
     (tmp_path / "spec.json").write_text(json.dumps({**fewer, "generations": 1}))
     refused = run("apply", str(tmp_path / "spec.json"), *water.url)

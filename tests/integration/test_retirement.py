@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,12 +140,27 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
     assert "(so are 1 more)" in (await job.explain("clicks"))["because"]
 
 
+@pytest.mark.parametrize("promise", [60, 70, 80])
+async def test_a_late_range_outlasts_the_live_store(
+    job: Api, gauge: InProcess, promise: int
+) -> None:
+    """Whether its report has raised its promise or not."""
+    await job.retire("clicks", "c-0", BECAUSE)
+    gauge.advance(1_000)
+    await job.report("clicks", await job.token("clicks"), {"c-0": promise})
+    await gauge.crash()
+    job = gauge.api()
+    assert await _late(job) == 1
+    assert f"again after its retirement ({BECAUSE})" in (await job.explain("clicks"))["because"]
+
+
 async def _late(job: Api) -> int:
     return (await job.watermark("clicks")).get("late_ranges", 0)
 
 
 async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: InProcess) -> None:
     """The stage was final, and its range is restored as it was before: not a retirement has ended."""
+    gauge.skip_on_redis()
     run = await job.run("clicks")
     token = await job.token("clicks", ttl_ms=600_000, run=run)
     await job.report("clicks", token, {"c-0": 75}, epoch=1)
@@ -159,6 +175,19 @@ async def test_a_range_whose_last_report_was_lost_is_not_late(job: Api, gauge: I
     assert await _late(job) == 0
     assert (await job.watermark("clicks"))["system_lag_ms"] == 0
     assert (await job.explain("clicks"))["because"] == "clicks is final: nothing more will come"
+
+
+async def test_a_change_beside_a_late_range_keeps_the_reason_of_its_retirement(
+    job: Api, gauge: InProcess
+) -> None:
+    await job.retire("clicks", "c-0", BECAUSE)
+    gauge.advance(1_000)
+    await job.report("clicks", await job.token("clicks"), {"c-0": 80})
+    await job.change({**FLOW, "clicks": {"shards": ["c-0", "c-1"]}})
+    again = f"again after its retirement ({BECAUSE})"
+    assert again in (await job.explain("clicks"))["because"]
+    await job.report("clicks", await job.token("clicks", ["c-1"]), {"c-1": 50})
+    assert (await job.retire("clicks", "c-1", dry_run=True))["held_by"] is None, "it is final"
 
 
 @pytest.mark.parametrize("begins", ["reset", "another shard"])
@@ -422,6 +451,39 @@ async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
         job = gauge.api()
         ranges = {each["range"]: each.get("retired", False) for each in await job.ranges("taps")}
         assert ranges == {"t-0": True, "t-1": False}
+
+
+async def test_the_newest_record_is_of_what_is_in_effect(
+    job: Api, gauge: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range returns, and the ledger is slow to record it, when it is retired again."""
+    await job.retire("taps", "t-2", BECAUSE)
+    token = await job.token("taps", ["t-2"])
+    record, may_record = SqlLedger.record, asyncio.Event()
+
+    async def slow(self: SqlLedger, *of: Any) -> Any:
+        await may_record.wait()
+        return await record(self, *of)
+
+    with monkeypatch.context() as slowness:
+        slowness.setattr(SqlLedger, "record", slow)
+        returns = asyncio.create_task(job.report("taps", token, {"t-2": 10}))
+        await eventually(lambda: _retired(job), lambda found: found == 0)
+        retires = asyncio.create_task(job.retire("taps", "t-2", "again"))
+        await asyncio.sleep(0.2)
+        may_record.set()
+        await asyncio.gather(returns, retires)
+    assert await _retired(job) == 1
+    records = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
+    assert [each["action"] for each in records[:3]] == [
+        "retire-range",
+        "return-range",
+        "retire-range",
+    ]
+
+
+async def _retired(job: Api) -> int:
+    return (await job.watermark("taps"))["ranges"].get("retired", 0)
 
 
 async def test_a_waiting_report_that_ends_a_retirement_is_answered_with_the_newest_watermark(

@@ -41,8 +41,8 @@ WRITTEN: Final = "deploy/secrets"
 GLOSSARY: Final = "docs/glossary.md"
 TERMS: Final = (
     "advance", "agreement", "attempt", "backlog", "checkpoint", "claim", "commit",
-    "dynamic source", "early result", "epoch", "facts", "fence", "final", "generation", "health",
-    "hold", "holder", "idle", "incarnation",
+    "dynamic source", "early result", "epoch", "facts", "fence", "fenced", "final", "generation",
+    "health", "hold", "holder", "idle", "incarnation",
     "input watermark", "job", "key range", "keyed stage", "late row", "layout", "lease", "ledger",
     "live store", "mark", "oldest work", "outcome", "output time", "output watermark", "pending",
     "percentile watermark", "policy", "problem", "processing watermark", "promise", "range", "report",

@@ -132,8 +132,9 @@ def test_a_stage_below_an_ended_input_is_sound_and_has_such_an_input_above(
 ) -> None:
     pipeline, watermarks, seen, lowest = world
     found = healths(pipeline, pipeline.order, watermarks, seen, lowest.get)
-    for name in stages_below_ended(pipeline, watermarks, found):
+    for name in stages_below_ended(pipeline, watermarks, found, lowest.get):
         assert found[name] is Health.OK
+        assert lowest.get(name, MAX) >= watermarks[name].input, "its own ranges do not hold it"
         assert any(found[each] is Health.ENDED for each in pipeline.ancestors([name]))
 
 

@@ -34,7 +34,10 @@ class ChangeLine(Struct, frozen=True):
         ),
     ]
     run: Run | None
-    outcome: Annotated[Outcome | None, Meta(description="The outcome of a run that has ended")]
+    outcome: Annotated[
+        Outcome | None,
+        Meta(description="The outcome of a run that has ended; null: a reset has fenced it"),
+    ]
     range: Annotated[str | None, Meta(description="The range that was retired, or reports again")]
     detail: Annotated[str, Meta(description="The change in words")]
     because: Annotated[
@@ -79,13 +82,15 @@ def in_words(change: Change) -> str:
     'the specification changed: layout 3; v: new'
     >>> in_words(Change(5, Action.END_RUN, ["taps"], 7, outcome=Outcome.STOPPED))
     'run 7 was stopped'
+    >>> in_words(Change(5, Action.END_RUN, ["taps"], 7))
+    'run 7 was fenced'
     """
     stages = ", ".join(change.stages or ())
     match change.action:
         case Action.OPEN_RUN:
             return f"run {change.run} of {stages} was opened by {change.holder}"
         case Action.END_RUN:
-            return f"run {change.run} {past(change.outcome or Outcome.FINISHED)}"
+            return f"run {change.run} {past(change.outcome) if change.outcome else 'was fenced'}"
         case Action.RETIRE_RANGE:
             return f"range {change.range} of {stages} was retired"
         case Action.RETURN_RANGE:

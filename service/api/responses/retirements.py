@@ -49,7 +49,10 @@ class RetiringBody(Struct, frozen=True):
     ]
     held_by: Annotated[
         str | None,
-        Meta(description="The range of the stage that is the lowest then; null: none is left"),
+        Meta(
+            description="The range of the stage that is the lowest then; null: none is left that the"
+            " stage waits for, as in a final stage"
+        ),
     ]
 
 

@@ -43,7 +43,10 @@ class RunLine(Struct, frozen=True):
     started_at: Annotated[
         Instant | None, Meta(description="null: the run is older than the release that stores it")
     ]
-    ended_at: Instant | None
+    ended_at: Annotated[
+        Instant | None,
+        Meta(description="Also of a run that a reset has `fenced`, without an outcome"),
+    ]
     outcome: Annotated[
         Outcome | None,
         Meta(description="null: it continues, its program died, or it is `fenced`"),
@@ -76,7 +79,7 @@ def runs_body(found: Sequence[RunRecord], following: str | UnsetType) -> RunsBod
 
 
 def _line(run: RunRecord) -> RunLine:
-    opened, end = run.opened, run.end
+    opened, end = run.opened, run.end or run.fencing
     return RunLine(
         run.run,
         list(opened.stages),
@@ -85,7 +88,7 @@ def _line(run: RunRecord) -> RunLine:
         dict(opened.links),
         None if run.started_at_ms is None else iso(run.started_at_ms),
         None if end is None else iso(end.at_ms),
-        None if end is None else end.outcome,
+        None if run.end is None else run.end.outcome,
         None if end is None else end.because or None,
         run.epoch,
         run.is_fenced or UNSET,

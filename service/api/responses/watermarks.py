@@ -65,9 +65,9 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     input_ended: Annotated[
         bool | UnsetType,
         Meta(
-            description="true: the stage is sound, and waits for an input whose last run has finished,"
-            " or for such a stage: it moves up to this input, and no further. Absent: not so, or"
-            " unknown. It changes with the health"
+            description="true: the stage is sound, has come up to its input, and waits for an input"
+            " whose last run has finished, or for such a stage. Absent: not so, or unknown. It changes"
+            " with the health"
         ),
     ] = UNSET
     processing_watermark: (

@@ -119,7 +119,7 @@ class RangeTable:
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
         """When the last report of each was applied; 0: it has none."""
         self.raised_at_ms = columns["raised_at_ms"]
-        """When the promise of each moved last; 0: it is not known."""
+        """When the promise of each, as it counts, moved last; 0: it is not known."""
         self.held_since_ms: Int64s = np.zeros(size, dtype=np.int64)
         """Since when each leased range has been leased without a gap."""
         self.idle_by_policy: set[int] = set()
@@ -252,7 +252,7 @@ class RangeTable:
         of those whose earlier promise was greater: they are behind, and change nothing. Their retirement
         ends.
         """
-        self.end_retirements(indices)
+        self.end_retirements(indices, wall_ms=wall_ms)
         if len(promises) < BULK:
             return [
                 i
@@ -368,11 +368,11 @@ class RangeTable:
         self.changed.note(index)
         return True
 
-    def end_retirements(self, indices: Rows, holder: str = "") -> None:
+    def end_retirements(self, indices: Rows, holder: str = "", *, wall_ms: int) -> None:
         """End the retirement of those ranges that are retired.
 
-        Each of them holds its stage again, from its own promise on. `holder`: of the lease that reports;
-        empty: unknown, at a commit.
+        Each of them holds its stage again, from its own promise on: as it counts, its promise moves.
+        `holder`: of the lease that reports; empty: unknown, at a commit.
         """
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
         if ended:
@@ -381,6 +381,7 @@ class RangeTable:
         for index in ended:
             self.changed.note_end_of_retirement(index, holder)
             self.retired.discard(index)
+            self.raised_at_ms[index] = wall_ms
             self.promised -= self._promise_view[index] == MIN
             self._tree.put(index, self._promise_view[index])
 

@@ -32,7 +32,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         table.notes.put_columns(rows, report.hold_columns)
     promises = column(report)
     # Also if it waits for its epoch: its worker lives.
-    table.end_retirements(rows, lease.holder)
+    table.end_retirements(rows, lease.holder, wall_ms=wall_ms)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
         note_unfinished(state, table, rows, now_ms=now_ms)

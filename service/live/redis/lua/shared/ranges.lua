@@ -89,6 +89,8 @@ do
       if not st.source then append_returned(st, index) end
       st.retired = st.retired - call('HDEL', st.keys.idle, index)
       if earlier == MIN then st.promised = st.promised - 1 end
+      -- As it counts, its promise has moved.
+      call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, index), moment(1))
       note_end_of_retirement(st, index)
     end
     local now, is_idle = join_report(earlier, reported, idle)
