@@ -1,7 +1,8 @@
 /** A stage's watermarks and rates over wall time, with its changes. Drag to zoom; the buttons do the same. */
 import { now, pathOf, read } from "../lib/api.js";
 import { html, useMemo, useRef, useState } from "../lib/html.js";
-import { steps as stepsOf, usePoll } from "../lib/hooks.js";
+import { usePoll } from "../lib/hooks.js";
+import { steps as stepsOf } from "../lib/job-store.js";
 import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant } from "../lib/time.js";
