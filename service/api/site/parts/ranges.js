@@ -69,7 +69,7 @@ function List({ data, show, stage, ended, throttled, route, me, zone, nowMs }) {
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${shownAs(conditionOf(each, ended), each.range in throttled)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? unbroken(duration(Math.max(0, each.promise - lowest))) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
@@ -91,6 +91,12 @@ function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
 }
 
 const SETTLED = new Set(["final", "retired"]);
+/** A throttled reader that is active is shown as throttled. Any other one is idle or without a worker, and throttled besides. */
+function shownAs(condition, isThrottled) {
+  if (!isThrottled) return condition;
+  return condition === "active" ? "throttled" : `${condition}, throttled`;
+}
+
 
 const since = (iso, nowMs) => (iso ? unbroken(duration(Math.max(0, nowMs - fromIso(iso)))) : "–");
 
