@@ -40,7 +40,7 @@ const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
 function Facts({ stage, throttled, zone, nowMs }) {
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
-  const late = (stage.late_ranges ?? 0);
+  const late = stage.late_ranges ?? 0;
   const facts = [
     ["State", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
