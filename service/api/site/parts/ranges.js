@@ -7,6 +7,7 @@ import { unbroken } from "../lib/text.js";
 import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
 import { HeatMap } from "./heat-map.js";
 import { Retire } from "./retire.js";
+import { NO_RANGES } from "./status.js";
 
 const REFRESH_MS = 2_000;
 /** To count a million takes the service some time: it is asked less often. */
@@ -31,7 +32,7 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   const { data, problem } = usePoll((signal) => read(path, { signal }), ms, [path]);
   if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data) return null;
-  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The stage does not have ranges: its output is its input.</p></section>`;
+  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The ranges of the stage: ${NO_RANGES}. Its output is its input.</p></section>`;
   // A stage that waits has not lost its worker: that would be its health. So the run of its ranges has finished.
   const ended = stage?.health === "ended" || (stage?.health === "waiting" && data.counts.expired > 0);
   return html`<section class="ranges" aria-labelledby="ranges-title">
@@ -90,13 +91,13 @@ function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
   return condition === "never_reported" && reportedAt ? "no promise yet" : condition.replace("_", " ");
 }
 
-const SETTLED = new Set(["final", "retired"]);
 /** A throttled reader that is active is shown as throttled. Any other one is idle or without a worker, and throttled besides. */
 function shownAs(condition, isThrottled) {
   if (!isThrottled) return condition;
   return condition === "active" ? "throttled" : `${condition}, throttled`;
 }
 
+const SETTLED = new Set(["final", "retired"]);
 
 const since = (iso, nowMs) => (iso ? unbroken(duration(Math.max(0, nowMs - fromIso(iso)))) : "–");
 

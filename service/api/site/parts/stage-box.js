@@ -6,7 +6,7 @@ import { link } from "../lib/route.js";
 import { firstFitted, fitted, widthOf } from "../lib/text.js";
 import { coarse, instant, isEnd, lagText } from "../lib/time.js";
 import { Following } from "./following.js";
-import { endedOf, isUnwell, kindOf, signOf, systemLag, wordOf } from "./status.js";
+import { endedOf, isUnwell, kindOf, NO_RANGES, signOf, systemLag, wordOf } from "./status.js";
 
 const PAD = 10;
 const GAP = 6;
@@ -63,8 +63,8 @@ function Foot({ range, more, badges }) {
   const begin = badges.reduce((x, text) => x - badgeWidth(text) - GAP, NODE.width - PAD + GAP);
   let next = begin;
   const placed = badges.map((text) => {
-    const x = right - badgeWidth(text);
-    right = x - GAP;
+    const x = next;
+    next += badgeWidth(text) + GAP;
     return html`<${Badge} kind=${text.split(" ")[0]} x=${x} y=${y} text=${text} />`;
   });
   if (range === null) return placed;
@@ -93,7 +93,7 @@ function lags(stage, nowMs) {
 }
 
 function reported(stage, node) {
-  if (node?.kind === "passthrough") return "not a range of its own";
+  if (node?.kind === "passthrough") return `ranges: ${NO_RANGES}`;
   const total = (stage?.ranges.total ?? node?.ranges ?? 0).toLocaleString("en");
   const done = (stage?.ranges.reported ?? 0).toLocaleString("en");
   return `${done} of ${total} ranges reported`;

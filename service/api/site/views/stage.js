@@ -11,7 +11,7 @@ import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Runs } from "../parts/runs.js";
 import { badgesOf } from "../parts/stage-box.js";
-import { Status, systemLag } from "../parts/status.js";
+import { NO_RANGES, Status, systemLag } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
 export function StageView({ route, me, zone }) {
@@ -53,7 +53,7 @@ function Facts({ stage, throttled, zone, nowMs }) {
       `${leased.toLocaleString("en")} leased`, idle && `${idle.toLocaleString("en")} idle`,
       final && `${final.toLocaleString("en")} final`,
       late && `${late.toLocaleString("en")} late`,
-      retired && `${retired.toLocaleString("en")} retired`].filter(Boolean).join(", ") : "none of its own"],
+      retired && `${retired.toLocaleString("en")} retired`].filter(Boolean).join(", ") : NO_RANGES],
     ...Object.entries(stage.percentiles ?? {}).map(([percentage, at]) => [
       `${percentage} % of what is in flight is after`,
       html`<span class="time">${at === null ? "not known" : instant(at, zone)}</span>`]),
