@@ -91,9 +91,10 @@ def apply(
         if changes and not dry_run:
             removed = list(removals(before, wanted))
             if removed and not yes:
+                them = "them" if len(removed) > 1 else "it"
                 typer.confirm(
                     f"{_few(removed)} of job {name} will be removed: the watermark no longer waits for"
-                    " them. Continue?",
+                    f" {them}. Continue?",
                     abort=True,
                     err=True,
                 )
