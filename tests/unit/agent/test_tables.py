@@ -138,8 +138,11 @@ def test_a_passthrough_stage_is_shown_without_ranges() -> None:
     throttle = {"version": 1, "groups": [], "shards": {}}
     bodies = {
         **BODIES,
-        "/v1/jobs/scores/watermarks": BODIES["/v1/jobs/scores/watermarks"]
-        | {"watermarks": {"both": passed}},
+        "/v1/jobs/scores/watermarks": {
+            "job": "scores",
+            "generation": 3,
+            "watermarks": {"both": passed},
+        },
         "/v1/jobs/scores/throttle": throttle,
         "/v1/jobs/scores/stages/both/watermark": passed,
         "/v1/jobs/scores/stages/both/ranges": {
