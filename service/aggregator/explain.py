@@ -146,7 +146,7 @@ class Explainer:
         elif holders and holders[0].reason is Reason.BEHIND:
             because += limit_text(root, holders[0].view, throttle.groups)
         others = await self._other_problems(view, way, observed, now)
-        besides = "".join(f"; besides, {each.because}" for each in others.values())
+        besides = "".join(f"; besides, {each.cause}" for each in others.values())
         because += found.besides + besides + retired_text(stage, retired) + late
         remedies = {name: each.remedy for name, each in others.items()} | dict(lasting)
         return Explanation(
@@ -224,8 +224,8 @@ class Explainer:
         other = next((each for each in troubles if each is not cause), None)
         remedied = cause or other
         return _Problems(
-            None if cause is None else cause.because,
-            "" if other is None else f"; besides, {other.because}",
+            None if cause is None else cause.cause,
+            "" if other is None else f"; besides, {other.cause}",
             None if remedied is None else remedied.remedy,
         )
 

@@ -23,6 +23,7 @@ from service.aggregator.troubles import (
     silent_since_ms,
     silent_trouble,
     stalled_trouble,
+    with_range,
 )
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
@@ -84,8 +85,7 @@ class Problem:
     @property
     def cause(self) -> str:
         """Its sentence, with the name of a single range."""
-        named = f" (range {self.examples[0]})" if self.ranges == 1 and self.examples else ""
-        return self.because + named
+        return with_range(self.because, self.ranges, self.examples)
 
 
 @dataclass(frozen=True, slots=True)
