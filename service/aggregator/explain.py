@@ -247,14 +247,14 @@ class Explainer:
         other = next((each for each in troubles if each is not cause), None)
         remedied = cause or other
         return _Problems(
-            None if cause is None else cause.because,
-            "" if other is None else f"; besides, {other.because}",
+            None if cause is None else cause.cause,
+            "" if other is None else f"; besides, {other.cause}",
             None if remedied is None else remedied.remedy,
         )
 
 
 def _besides(others: Mapping[str, Trouble]) -> str:
-    return "".join(f"; besides, {each.because}" for each in others.values())
+    return "".join(f"; besides, {each.cause}" for each in others.values())
 
 
 def _remedies(others: Mapping[str, Trouble], lasting: Mapping[str, str]) -> Mapping[str, str]:

@@ -24,6 +24,7 @@ from service.aggregator.troubles import (
     silent_trouble,
     stalled_trouble,
     unpublished_trouble,
+    with_range,
 )
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
@@ -87,8 +88,7 @@ class Problem:
     @property
     def cause(self) -> str:
         """Its sentence, with the name of a single range."""
-        named = f" (range {self.examples[0]})" if self.ranges == 1 and self.examples else ""
-        return self.because + named
+        return with_range(self.because, self.ranges, self.examples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from service.frontier.columns import Bools, lowest
 from service.frontier.timestamps import MAX, MIN, time_text
 from service.model.jobs import StageView
 from service.model.observations import StageObservation
+
+_NAMED: Final = 3
+"""Number of late ranges that are named."""
 
 REMEDY = "Reset the job, and run its queries again, if the late rows must count."
 """The next thing to do about late ranges of a final stage."""
@@ -32,6 +36,8 @@ class LateRanges:
     """The one with the lowest promise."""
     promise: int
     has_worker: bool
+    others: Sequence[str] = ()
+    """The next ones, the lowest promises first."""
 
 
 def late_ranges(
@@ -44,10 +50,10 @@ def late_ranges(
             continue
         late = np.flatnonzero(_late(stages[stage], seen))
         if len(late):
-            first = int(late[lowest(seen.promises[late], 1)][0])
-            promise = int(seen.promises[first])
-            name, has_worker = seen.layout.name(first), bool(seen.owners[first])
-            found.append(LateRanges(stage, len(late), name, promise, has_worker))
+            first, *others = late[lowest(seen.promises[late], _NAMED)].tolist()
+            promise, has_worker = int(seen.promises[first]), bool(seen.owners[first])
+            name, *more = map(seen.layout.name, (first, *others))
+            found.append(LateRanges(stage, len(late), name, promise, has_worker, more))
     return found
 
 
@@ -73,8 +79,11 @@ def late_text(late: LateRanges, because: str | None) -> str:
     'range b of in has reported again after its retirement (lost disk)'
     >>> text.partition(": ")[2]
     'it is at 1970-01-01T00:01:00Z, has no worker, and all its rows are late, since in is final'
-    >>> late_text(LateRanges("in", 3, "b", MIN, has_worker=True), None).partition(":")[0]
+    >>> several = LateRanges("in", 5, "b", MIN, has_worker=True, others=["c", "d"])
+    >>> late_text(several, None).partition(":")[0]
     'range b of in has reported since in is final'
+    >>> late_text(several, None).partition(" (")[2]
+    'so are the rows of ranges c, d and 2 more)'
     """
     again = (
         f"has reported since {late.stage} is final"
@@ -83,8 +92,16 @@ def late_text(late: LateRanges, because: str | None) -> str:
     )
     at = "no time" if late.promise == MIN else time_text(late.promise)
     worker = "" if late.has_worker else ", has no worker"
-    more = f" (so are {late.total - 1:,} more)" if late.total > 1 else ""
     return (
         f"range {late.range} of {late.stage} {again}: it is at {at}{worker}, and all its rows are late,"
-        f" since {late.stage} is final{more}"
+        f" since {late.stage} is final{_others_text(late)}"
     )
+
+
+def _others_text(late: LateRanges) -> str:
+    if not late.others:
+        return ""
+    left = late.total - 1 - len(late.others)
+    more = f" and {left:,} more" if left else ""
+    plural = "s" if len(late.others) > 1 else ""
+    return f" (so are the rows of range{plural} {', '.join(late.others)}{more})"

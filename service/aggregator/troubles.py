@@ -38,6 +38,20 @@ class Trouble:
     remedy: str
     """The next thing to do."""
 
+    @property
+    def cause(self) -> str:
+        """Its sentence, with the name of a single range."""
+        return with_range(self.because, self.ranges, self.examples)
+
+
+def with_range(because: str, ranges: int, examples: Sequence[str]) -> str:
+    """Write the name of a single range behind the sentence of its problem.
+
+    >>> with_range("the last run of taps failed", 1, ["b1"]), with_range("two failed", 2, ["a", "b"])
+    ('the last run of taps failed (range b1)', 'two failed')
+    """
+    return f"{because} (range {examples[0]})" if ranges == 1 and examples else because
+
 
 class TroubledRanges:
     """The ranges of a stage, for the text of a problem."""
@@ -123,18 +137,19 @@ def unpublished_trouble(of: TroubledRanges, failure: PublishFailure) -> Trouble:
 
 
 def ended_text(end: RunEnd, now_ms: int) -> str:
-    """Write the end of the last run of a stage.
+    """Write the end of the last run of a stage. The reason of the program is in quotes: more may follow.
 
     >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
-    'failed at 00:01Z: out of memory'
+    'failed at 00:01Z: "out of memory"'
     """
-    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{_cause(end)}"
+    because = _because(end)
+    quoted = f': "{because}"' if because else ""
+    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{quoted}"
 
 
-def _cause(end: RunEnd) -> str:
+def _because(end: RunEnd) -> str:
     """Write the reason of a program, which may be a traceback, in one line."""
-    because = " ".join(end.because.split())
-    return f": {because}" if because else ""
+    return " ".join(end.because.split())
 
 
 def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
@@ -147,9 +162,10 @@ def end_trouble(of: TroubledRanges, end: RunEnd) -> Trouble:
     # By two clocks, the end of the run and that of its leases differ a little.
     if since_ms is None or since_ms > end.at_ms - _CLOCKS_DIFFER_MS:
         since_ms = end.at_ms
+    why = f": {found}" if (found := _because(end)) else ""
     because = (
         f"{of.some(left)} {_have(left)} no worker since {of.moment(since_ms)}"
-        f" ({_their(left)} last run was stopped{_cause(end)})"
+        f" ({_their(left)} last run was stopped{why})"
     )
     departed = of.departed(left)
     return of.trouble(Health.NO_WORKER, left, since_ms, because, departed, end.holder)

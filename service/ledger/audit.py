@@ -18,9 +18,8 @@ from service.model.audit import (
     detail_of,
     parts_of,
     return_of,
+    shortened,
 )
-
-_DETAIL = 1_000
 
 OF_RANGES = (Action.RETIRE_RANGE.value, Action.RETURN_RANGE.value)
 """Actions whose detail begins with a stage and a range (see `detail_of`)."""
@@ -55,7 +54,8 @@ async def write_audit(
         "address": deed.by.address[:128],
         "job": job,
         "key": key,
-        "detail": detail if len(detail) <= _DETAIL else detail[: _DETAIL - 1] + "…",
+        # That of a specification names all stages that differ, and is short enough.
+        "detail": detail if deed.action is Action.CHANGE_JOB else shortened(detail),
     }
     await db.execute(insert(audit), row)
 

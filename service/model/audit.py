@@ -29,6 +29,11 @@ ITSELF: Final = "the range itself"
 
 _RETURN: Final = "reports again"
 
+SHOWN: Final = 1_000
+"""Number of characters of a detail that are shown."""
+_MOST: Final = 20_000
+"""Number of characters of the detail of a specification, which names all stages that differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Actor:
@@ -75,9 +80,28 @@ def specification_of(layout_version: int, differences: Mapping[str, str]) -> str
 
     >>> specification_of(2, {"taps": "+ shard b", "v": "new"})
     'layout 2; taps: + shard b; v: new'
+
+    Every stage that differs is named. Words beyond those that are shown are left out.
+
+    >>> specification_of(2, {"taps": "+ shard b" * 1_000, "v": "new"})
+    'layout 2; taps: changed; v: new'
     """
-    parts = [f"{stage}: {words}" for stage, words in differences.items()]
-    return "; ".join([f"layout {layout_version}", *parts])
+    parts, length = [f"layout {layout_version}"], 0
+    for stage, words in differences.items():
+        part = f"{stage}: {words}"
+        is_shown = length + len(part) <= SHOWN
+        parts.append(part if is_shown else f"{stage}: changed")
+        length += len(parts[-1])
+    return shortened("; ".join(parts), _MOST)
+
+
+def shortened(detail: str, most: int = SHOWN) -> str:
+    """Cut a detail that is too long.
+
+    >>> shortened("run 7 of taps", 8)
+    'run 7 o…'
+    """
+    return detail if len(detail) <= most else detail[: most - 1] + "…"
 
 
 def differences_of(detail: str) -> Mapping[str, str]:

@@ -136,11 +136,24 @@ def range_text(
     'never reported'
     >>> range_text(unknown | {"reported_at": "2026-01-01T00:00:00.000Z"}, "ok")
     'no promise yet'
-    >>> range_text(held | {"range": "fast-0"}, "ok", frozenset({"fast-0"}))
-    'throttled'
     >>> range_text(held | {"stalled": True}, "stalled")
     'stalled'
+
+    A throttled reader that is active is shown as throttled, any other one as throttled besides.
+
+    >>> fast = held | {"range": "fast-0"}
+    >>> range_text(fast, "ok", frozenset({"fast-0"}))
+    'throttled'
+    >>> range_text(fast | {"holder": None}, "ended", frozenset({"fast-0"}))
+    'ended, throttled'
     """
+    condition = _condition(each, stage_health)
+    if not throttled or each["range"] not in throttled:
+        return condition
+    return "throttled" if condition == "active" else f"{condition}, throttled"
+
+
+def _condition(each: RangeAnswer, stage_health: str | None) -> str:
     if each.get("retired"):
         return "retired"
     if each["status"] == "unknown":
@@ -149,8 +162,6 @@ def range_text(
         return each["status"]
     if not each["holder"]:
         return "ended" if stage_health in _NEEDS_NO_WORKER else "no worker"
-    if throttled and each["range"] in throttled:
-        return "throttled"
     return "stalled" if each.get("stalled") else "active"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -26,6 +26,7 @@ from spark_agent.cli.common import (
     print_data,
 )
 from spark_agent.cli.differences import differences
+from spark_agent.cli.effects import effects, few, removals
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import read_text
 from spark_agent.client.errors import ChangedMeanwhile, UnknownJob
@@ -35,7 +36,6 @@ _PARTS: Final = ("stages", "throttle")
 """Members of a specification."""
 _SHOWN_BESIDE: Final = ("generation", "layout_version", "health")
 """Members that the service shows beside a job's specification, and does not take."""
-_SHOWN = 10
 
 
 def apply(
@@ -92,9 +92,10 @@ def apply(
         if changes and not dry_run:
             removed = list(removals(before, wanted))
             if removed and not yes:
+                them = "them" if len(removed) > 1 else "it"
                 typer.confirm(
-                    f"{_few(removed)} of job {name} will be removed: the watermark no longer waits for"
-                    " them. Continue?",
+                    f"{few(removed)} of job {name} will be removed: the watermark no longer waits for"
+                    f" {them}. Continue?",
                     abort=True,
                     err=True,
                 )
@@ -135,7 +136,7 @@ def _end(before: Mapping[str, Any], wanted: Mapping[str, Any], *, dry_run: bool)
     """
     if dry_run:
         return f"not {'changed' if before else 'created'}: --dry-run"
-    return "as in the file" if before else f"created, with stages {_few([*wanted['stages']])}"
+    return "as in the file" if before else f"created, with stages {few([*wanted['stages']])}"
 
 
 def _apply(client: Client, job: str, wanted: Mapping[str, Any], etag: str | None) -> None:
@@ -197,78 +198,10 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
     return str(named or job), spec
 
 
-def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the stages and shards that are removed.
-
-    >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}}
-    >>> list(removals(before, {"stages": {"s": {"shards": ["b"]}}}))
-    ['shard a of s', 'stage k']
-    """
-    new: Mapping[str, Any] = after.get("stages", {})
-    for name, stage in before.get("stages", {}).items():
-        if name not in new:
-            yield f"stage {name}"
-        elif isinstance(new[name], dict):
-            kept = set(new[name].get("shards") or ())
-            yield from (
-                f"shard {each} of {name}" for each in stage.get("shards") or () if each not in kept
-            )
-
-
 def _retired(client: Client, job: str, stage: str) -> Collection[str]:
     """Return the retired shards of a source."""
     retired = client.explain(job, stage, limit=1).get("retired", ())
     return {each["range"] for each in retired if each["stage"] == stage}
-
-
-def effects(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    retired: Callable[[str], Collection[str]],
-    is_final: Callable[[str], bool],
-) -> Iterator[str]:
-    """Yield the effects on watermarks of shards that come and go. `retired` returns those of a source.
-
-    >>> before = {"stages": {"s": {"shards": ["a", "b", "old"]}, "t": {"shards": ["x"]}}}
-    >>> after = {"stages": {"s": {"shards": ["b", "c", "d"]}, "t": {"shards": ["x"]}}}
-    >>> old = {"s": ["old"]}.__getitem__
-    >>> for line in effects(before, after, old, "t".__eq__): print(line)
-    s stands still until new shards have reported: c, d
-    s does not wait any longer for: a
-    s has not waited for: old, which is retired
-    >>> next(effects(before, after, old, "s".__eq__)).partition(";")[0]
-    's is final, and all rows of new shards are late: c, d'
-    """
-    new: Mapping[str, Any] = after.get("stages", {})
-    for name, stage in before.get("stages", {}).items():
-        changed = new.get(name)
-        if not isinstance(changed, dict) or not stage.get("shards"):
-            continue
-        old_shards = dict.fromkeys(map(str, stage["shards"]))
-        new_shards = dict.fromkeys(map(str, cast("dict[str, Any]", changed).get("shards") or ()))
-        come = [each for each in new_shards if each not in old_shards]
-        gone = [each for each in old_shards if each not in new_shards]
-        if come:
-            yield (
-                f"{name} is final, and all rows of new shards are late: {_few(come)}; reset the job"
-                " if they must count"
-                if is_final(name)
-                else f"{name} stands still until new shards have reported: {_few(come)}"
-            )
-        done = retired(name) if gone else ()
-        if waited := [each for each in gone if each not in done]:
-            yield f"{name} does not wait any longer for: {_few(waited)}"
-        if aside := [each for each in gone if each in done]:
-            yield f"{name} has not waited for: {_few(aside)}, which {_are(aside)} retired"
-
-
-def _are(names: Sequence[str]) -> str:
-    return "are" if len(names) > 1 else "is"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def delete(

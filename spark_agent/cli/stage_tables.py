@@ -13,6 +13,8 @@ from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
 from spark_agent.times import duration_text, instant_text, lag_text
 
+NO_RANGES: Final = "none of its own"
+"""The ranges of a passthrough stage, as the page writes them."""
 _KEY_RANGE: Final = len("e0000000-100000000")
 """Width of the longest name of a key range: a shortened one names none."""
 _HELD_BY: Final = (
@@ -40,8 +42,8 @@ _STAGES: Final = (
     Column("lag", 1, right=True),
     Column("system lag", 2, right=True),
     Column("reported", 4, right=True),
-    Column("leased", 6, right=True, needs="reported"),
-    Column("late", 5, right=True, usual="0"),
+    Column("leased", 5, right=True, needs="reported"),
+    Column("late", right=True, usual="0"),
 )
 
 
@@ -129,6 +131,7 @@ def moving_lines(
 
 def _row(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
     ranges, late = stage["ranges"], stage.get("late", 0)
+    total = ranges["total"]
     return (
         name,
         stage_text(stage, throttled),
@@ -136,8 +139,8 @@ def _row(name: str, stage: WatermarkAnswer, throttled: int) -> Sequence[str]:
         instant_text(stage["output_watermark"]),
         lag_text(stage["output_watermark"], stage.get("data_lag_ms")),
         duration_text(stage.get("system_lag_ms")),
-        f"{ranges['reported']}/{ranges['total']}",
-        f"{ranges['leased']}/{ranges['total']}",
+        f"{ranges['reported']}/{total}" if total else NO_RANGES,
+        f"{ranges['leased']}/{total}" if total else "",
         "" if late is None else str(late),
     )
 

@@ -39,7 +39,7 @@ from spark_agent.cli.health import (
     stage_text,
     throttled_shards,
 )
-from spark_agent.cli.stage_tables import moving_lines, print_ranges, stages_data
+from spark_agent.cli.stage_tables import NO_RANGES, moving_lines, print_ranges, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.errors import Refused
@@ -306,6 +306,9 @@ def ranges(
             return
         health = client.show(job, stage).get("health")
         throttled = throttled_shards(client, job).get(stage, frozenset())
+    if not found["total"]:
+        typer.echo(f"ranges of {stage}: {NO_RANGES}")
+        return
     print_ranges(found["ranges"], health, throttled, wide=form == "wide")
     more = found["total"] - len(found["ranges"])
     if more > 0:

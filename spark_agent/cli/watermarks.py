@@ -253,9 +253,9 @@ def eta(
         found = client.eta(job, stage, f"{at_ms}ms")
         is_impossible = not found["reached"] and found["expected_at"] is None
         if not print_data(form, {**found, "understood": instant_text(at_ms)}):
-            typer.echo(f"{stage} {eta_text(found)}: {found['because']}")
+            output().print(plain(f"{stage} {eta_text(found)}: {found['because']}"))
             if is_impossible:
-                typer.echo(client.explain(job, stage, limit=1)["because"])
+                output().print(plain(client.explain(job, stage, limit=1)["because"]))
     if is_impossible:
         raise typer.Exit(EXIT_NO_ESTIMATE)
 
@@ -317,7 +317,7 @@ def throttle(
             )
             typer.echo()
         rows = [
-            (stage, shard, _throttle(advice), _limit(advice["until"]))
+            (stage, shard, _throttle(advice), _beyond(advice["until"]))
             for stage, shard, advice in advised
         ]
         if not rows:
@@ -332,6 +332,11 @@ def throttle(
 
 def _throttle(advice: AdviceAnswer) -> str:
     return "pause" if advice["pause"] else f"read at {100 * advice['rate']:.0f} %"
+
+
+def _beyond(until_ms: int | None) -> str:
+    """Write the event time from which on a throttle holds. A rate holds at once, without one."""
+    return "" if until_ms is None else instant_text(until_ms)
 
 
 def _limit(at_ms: int | None) -> str:

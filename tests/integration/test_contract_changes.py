@@ -99,6 +99,21 @@ async def test_a_change_of_the_specification_is_one_of_its_stages(job: Api):
     }
 
 
+async def test_a_long_change_of_the_specification_is_one_of_its_stages(api: Api):
+    """Beyond a thousand characters, the change was cut, and was on the chart of each stage."""
+    stages = {f"stage-{k:03}": {"shards": ["0"]} for k in range(100)}
+    await api.define({**stages, "apart": {"shards": ["0"]}})
+    await api.change(
+        {"apart": {"shards": ["0"]}} | {each: {"shards": ["0", "9"]} for each in stages}
+    )
+    (newest, created) = (await api.changes())["changes"]
+    assert newest["stages"] == list(stages)
+    assert "; stage-099: changed" not in newest["detail"]
+    assert len(newest["detail"]) < 1_100
+    assert (await api.changes("?stage=apart"))["changes"] == [created]
+    assert (await api.changes("?stage=stage-099"))["changes"] == [newest, created]
+
+
 async def test_a_throttle_is_changed_for_its_stages(api: Api):
     stages: dict[str, Any] = {
         "m": {"shards": ["0"]},

@@ -389,6 +389,20 @@ async def test_a_stage_between_with_a_problem_is_named_with_its_remedy(
     assert [each.get("health") for each in body["path"]] == [None, None, None]
 
 
+async def test_a_single_range_is_named_behind_the_reason_of_its_problem(api: Api) -> None:
+    """The explanation lacked the range, and elsewhere the range read as a part of the reason."""
+    await api.define({"s": {"shards": ["a"]}})
+    run = await api.run("s")
+    await api.report("s", await api.token("s", run=run), {"a": 5})
+    await api.end(run, "failed", because="out of memory")
+    because = (await explain(api, "s"))["because"]
+    assert re.fullmatch(
+        r's stands at .*: the last run of s failed at .*: "out of memory" \(range a\)', because
+    )
+    [found] = (await api.problems())["problems"]
+    assert because.endswith(f"{found['because']} (range a)")
+
+
 async def test_another_input_that_is_as_low_is_named_with_its_remedy(
     api: Api, gauge: InProcess
 ) -> None:

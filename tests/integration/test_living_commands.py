@@ -106,11 +106,20 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     ]
     assert list(water.client.job(water.job)[0]["stages"]["taps"]["shards"])[-1] == "east"
     assert not any("final" in line for line in applied(water, tmp_path, wider, "--dry-run"))
+    assert applied(water, tmp_path, wider.replace("ranges: 2", "ranges: 4"), "--dry-run")[:2] == [
+        "~ stage hourly: ranges: 2 -> 4",
+        "hourly stands still until its workers claim the new ranges",
+    ]
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("JOB", water.job))
+    one = run("apply", str(tmp_path / "spec.yaml"), *water.url)
+    assert f"shard east of taps of job {water.job} will be removed" in one.stderr
+    assert "the watermark no longer waits for it." in one.stderr
     fewer = json.dumps({"job": water.job, "stages": {"taps": {"shards": ["north"]}}})
     (tmp_path / "spec.json").write_text(fewer)
     # Nobody answers the question.
     asked = run("apply", str(tmp_path / "spec.json"), *water.url)
     assert asked.exit_code == 1
+    assert "the watermark no longer waits for them" in asked.stderr
     for gone in ("stage hourly", "shard south of taps", "shard east of taps"):
         assert gone in asked.stderr
     assert "hourly" in water.client.job(water.job)[0]["stages"]

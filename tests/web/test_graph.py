@@ -352,3 +352,36 @@ def test_each_problem_has_its_number_in_the_list_and_in_the_graph(
             expect(box).to_have_attribute("data-marked", "")
             first.get_by_role("button", name="Show problem 1").click()
             expect(box).to_be_in_viewport()
+
+
+def test_a_stage_has_the_numbers_of_all_its_problems(service: Service, open_page: Opened):
+    """The badge had the number of the first one only: the list had a 2 that the graph lacked."""
+    with Feed(service.url, "two-at-once") as feed:
+        feed.define({"taps": {"shards": ["gone", "new"]}})
+        lost = feed.claim("taps", ["gone"], holder="w")
+        lost.promise(START)
+        lost.release()
+        with open_page("/#/jobs/two-at-once") as page:
+            expect(page.locator(".problems li")).to_have_count(2)
+            box = page.locator('a[data-stage="taps"]')
+            expect(box.locator(".badge.number")).to_have_text("1, 2")
+            expect(box).to_have_attribute("aria-label", re.compile("^problems 1, 2, taps,"))
+
+
+def test_the_badges_have_the_order_of_the_table(service: Service, open_page: Opened):
+    with Feed(service.url, "in-order") as feed:
+        feed.define({"taps": {"shards": ["t-0"]}})
+        feed.send("POST", "/stages/taps/ranges/t-0/retire", {"because": "the disk is lost"})
+        feed.claim("taps", ["t-0"], holder="w").promise(START)
+        etag = feed.client.get(feed.root).headers["etag"]
+        stages = {"stages": {"taps": {"shards": ["t-0", "t-1"]}}}
+        feed.client.put(feed.root, json=stages, headers={"If-Match": etag}).raise_for_status()
+        feed.send("POST", "/stages/taps/ranges/t-1/retire", {"because": "the disk is lost"})
+        with open_page("/#/jobs/in-order") as page:
+            badges = page.locator('a[data-stage="taps"] .badge')
+            expect(badges).to_have_text(["late ranges 1", "retired 1"])
+            late, retired = (each.bounding_box() for each in badges.all())
+            assert late is not None
+            assert retired is not None
+            assert late["x"] < retired["x"]
+            expect(page.locator("tbody .chip")).to_have_text(["late ranges 1", "retired 1"])

@@ -210,6 +210,9 @@ def test_a_first_watermark_has_not_come_after_another(service: Service, open_pag
             after = page.locator("details tbody tr td:nth-child(4)")
             expect(after.first).to_have_text("at first")
             expect(after.last).to_have_text("–")  # noqa: RUF001
+            status = page.locator('.steps [data-label="Status"]')
+            expect(status.first).to_have_text("● active")
+            expect(status.last).to_have_text("○ unknown")
 
 
 def test_rates_beside_the_watermark(service: Service, open_page: Opened):

@@ -272,6 +272,48 @@ def test_throttled_shards_and_why(service: Service, open_page: Opened):
             expect(page.locator(".ranges td.condition")).to_have_text("throttled")
 
 
+def test_a_throttled_reader_whose_run_has_ended_is_shown_as_throttled(
+    service: Service, open_page: Opened
+):
+    """The summary counted it, and its row showed that it has ended."""
+    with Feed(service.url, "ended-ahead") as feed:
+        throttle = {"groups": [{"stages": ["fast", "slow"], "max_drift_ms": 60_000}], "stages": {}}
+        feed.define({"fast": {"shards": ["f"]}, "slow": {"shards": ["s"]}}, throttle=throttle)
+        feed.claim("slow", holder="a").promise(START)
+        run = feed.send("POST", "/runs", {"stages": ["fast"], "holder": "b"})["run"]
+        feed.claim("fast", holder="b", run=run).promise(START + DAY)
+        with open_page("/#/jobs/ended-ahead/stages/fast") as page:
+            expect(page.locator(".ranges td.condition")).to_have_text("throttled")
+            feed.send("POST", f"/runs/{run}/end", {"outcome": "finished"})
+            expect(page.locator(".facts .chip")).to_have_text("throttled 1")
+            expect(page.locator(".ranges td.condition")).to_have_text("ended, throttled")
+
+
+def test_the_explanation_follows_the_state(service: Service, open_page: Opened):
+    """After the end of a run, it was up to five seconds older than the state beside it."""
+    with Feed(service.url, "ends-now") as feed:
+        feed.define({"taps": {"shards": ["0"]}})
+        run = feed.send("POST", "/runs", {"stages": ["taps"], "holder": "driver"})["run"]
+        feed.claim("taps", holder="w", run=run).promise(START)
+        with open_page("/#/jobs/ends-now/stages/taps") as page:
+            expect(page.locator(".because")).to_contain_text("taps waits for range 0")
+            feed.send("POST", f"/runs/{run}/end", {"outcome": "failed", "because": "no memory"})
+            expect(page.locator(".facts .status")).to_contain_text("failed")
+            expect(page.locator(".because")).to_contain_text("no memory", timeout=1_500)
+
+
+def test_a_passthrough_stage_has_one_wording_for_its_ranges(service: Service, open_page: Opened):
+    with Feed(service.url, "union") as feed:
+        feed.define({"taps": {"shards": ["0"]}, "both": {"inputs": ["taps"], "passthrough": True}})
+        with open_page("/#/jobs/union") as page:
+            expect(page.locator('a[data-stage="both"]')).to_contain_text("ranges: none of its own")
+            row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="both"))
+            expect(row.get_by_text("none of its own")).to_be_visible()
+            page.goto("/#/jobs/union/stages/both")
+            expect(page.locator(".facts")).to_contain_text("none of its own")
+            expect(page.get_by_text("The ranges of the stage: none of its own.")).to_be_visible()
+
+
 def test_what_is_expired_idle_or_silent_is_easy_to_find(service: Service, open_page: Opened):
     with Feed(service.url, "mixed") as feed:
         feed.define({"s": {"shards": ["gone", "quiet", "silent", "well"]}})

@@ -11,7 +11,7 @@ from service.api.requests import Run
 from service.api.responses.common import Instant, Next
 from service.frontier.health import Outcome, past
 from service.frontier.timestamps import iso
-from service.model.audit import Action
+from service.model.audit import Action, shortened
 from service.model.changes import Change
 
 _OF_JOB: Final = {
@@ -97,7 +97,7 @@ def in_words(change: Change) -> str:
             by = f", by {change.holder}" if change.holder else ""
             return f"range {change.range} of {stages} reports again{by}: its retirement has ended"
         case Action.CHANGE_JOB:
-            named = change.specification and f": {change.specification}"
+            named = change.specification and f": {shortened(change.specification)}"
             return f"the specification changed{named}"
         case _:
             return _OF_JOB[change.action]

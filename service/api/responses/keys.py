@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct
 
 from service.api.responses.common import Count, Instant, Next
 from service.frontier.timestamps import iso
-from service.model.audit import Action, AuditRecord
+from service.model.audit import Action, AuditRecord, shortened
 from service.model.keys import Key, Role
 
 
@@ -105,5 +105,5 @@ def audit_line(record: AuditRecord) -> AuditLine:
         deed.action,
         record.job,
         record.key,
-        record.detail,
+        shortened(record.detail),
     )

@@ -118,6 +118,12 @@ _ADVICE = {
     "rate": 0.25,
     "because": f"it is 3600000 ms ahead of {KEYED}, which is the slowest stage of its group",
 }
+_SLOWER = {
+    "pause": False,
+    "until": None,
+    "rate": 0.3,
+    "because": f"{KEYED} is more than 10 min behind {SOURCE}",
+}
 _SPEC = {
     SOURCE: {"shards": [each["range"] for each in SHARDS], "watermark": "at - INTERVAL 10 MINUTES"},
     "console": {"shards": ["console-0"]},
@@ -331,7 +337,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
                 "held_by": {"stage": "console", "range": "console-0"},
             }
         ],
-        "shards": {SOURCE: {SHARDS[2]["range"]: _ADVICE}},
+        "shards": {SOURCE: {SHARDS[1]["range"]: _SLOWER, SHARDS[2]["range"]: _ADVICE}},
     },
     "/v1/keys": KEYS,
     "/v1/audit": AUDIT,

@@ -21,7 +21,7 @@ import typer
 from spark_agent.cli.stage_tables import print_ranges
 from spark_agent.cli.tables import Column, left_out, table_lines
 from tests.unit.agent.answers import Answer, Answers, Routes
-from tests.unit.agent.shown_job import BODIES, LAST, SOURCE
+from tests.unit.agent.shown_job import BODIES, LAST, NEW_YEAR, SOURCE, stage
 from tests.unit.agent.test_inspection import ROOT, app_of, at, run
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -35,6 +35,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "watch": ("watch", "scores", "--count", "1"),
     "ranges": ("ranges", "scores", SOURCE),
     "history": ("history", "scores", SOURCE),
+    "eta": ("eta", "scores", LAST, "2026-01-01T00:00:00Z"),
     "throttle": ("throttle", "scores"),
     "runs": ("runs", "scores"),
     "keys-list": ("keys", "list"),
@@ -119,6 +120,43 @@ def test_80_columns_show_the_time_of_day_and_the_status(
 ) -> None:
     shown = in_a_terminal(TABLES[name], 80, monkeypatch, url)
     assert re.search(r"^session\S+ +waiting .*2025-12-31T23:59:00Z", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["show-job", "watch"])
+def test_late_rows_are_seen_in_each_terminal(
+    name: str, width: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100 columns, three other columns took their room."""
+    shown = in_a_terminal(TABLES[name], width, monkeypatch, url)
+    assert re.search(r"^session\S+ +waiting .* 17$", shown, re.MULTILINE)
+
+
+def test_a_passthrough_stage_is_shown_without_ranges() -> None:
+    none = dict.fromkeys(("total", "reported", "idle", "final", "leased"), 0)
+    passed = stage("both", NEW_YEAR, ranges=none)
+    throttle = {"version": 1, "groups": [], "shards": {}}
+    bodies = {
+        **BODIES,
+        "/v1/jobs/scores/watermarks": {
+            "job": "scores",
+            "generation": 3,
+            "watermarks": {"both": passed},
+        },
+        "/v1/jobs/scores/throttle": throttle,
+        "/v1/jobs/scores/stages/both/watermark": passed,
+        "/v1/jobs/scores/stages/both/ranges": {
+            "job": "scores",
+            "stage": "both",
+            "total": 0,
+            "ranges": [],
+        },
+    }
+    with Routes(bodies) as server:
+        shown = run("show", "scores", "--url", server.url).stdout
+        listed = run("ranges", "scores", "both", "--url", server.url).stdout
+    assert re.search(r"^both +active .* none of its own", shown, re.MULTILINE)
+    assert listed == "ranges of both: none of its own\n"
 
 
 def test_the_width_is_that_of_a_real_terminal(url: str) -> None:

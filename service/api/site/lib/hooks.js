@@ -56,13 +56,6 @@ export function usePoll(load, ms, on) {
 }
 
 /**
- * What moves when a run begins or ends, or an operator acts: lists of these are read again at once.
- * @param {any} stage
- * @returns {unknown[]}
- */
-export const steps = (stage) => [stage?.generation, stage?.health, stage?.status, stage?.ranges.total, stage?.ranges.retired, stage?.late_ranges];
-
-/**
  * The service's time, so often: what is shown as *so long ago* moves by itself.
  * @param {number} [ms]
  */

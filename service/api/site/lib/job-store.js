@@ -38,6 +38,17 @@ const MANY_STAGES = 100;
 /** How often a job is looked for that is not there: somebody may define it again. */
 const GONE_MS = 2_000;
 
+/**
+ * What moves when a run begins or ends, or an operator acts: lists of these are read again at once.
+ * @param {Stage | undefined} stage
+ * @returns {unknown[]}
+ */
+export const steps = (stage) => [stage?.generation, stage?.health, stage?.status, stage?.ranges.total, stage?.ranges.retired, stage?.late_ranges];
+
+/** What an explanation depends on, beside the lags. @param {Stage | undefined} stage */
+const summaryOf = (stage) => [...steps(stage), stage?.version, stage?.input_ended, stage?.ranges.reported,
+  stage?.ranges.idle, stage?.ranges.final].join(" ");
+
 export class JobStore {
   /** @param {string} job @param {() => void} changed */
   constructor(job, changed) {
@@ -50,7 +61,7 @@ export class JobStore {
     this.throttle = null;
     /** @type {Connection} */
     this.connection = { state: "connecting", since: Date.now() };
-    /** Rises with each change of any stage. */
+    /** Rises with each change of any stage: of its watermarks, its state or its ranges, and of the throttle. */
     this.version = 0;
     this._ending = new AbortController();
     /** @type {Map<string, Set<() => void>>} */
@@ -140,6 +151,7 @@ export class JobStore {
       for (const name of Object.keys(each?.shards ?? {})) this._moved.add(name);
     }
     this.throttle = body;
+    this.version += 1;
   }
 
   /** @param {Stage} body */
@@ -149,7 +161,7 @@ export class JobStore {
       || (body.generation === known.generation && body.version < known.version))) return;
     this.stages.set(body.stage, body);
     this._moved.add(body.stage);
-    if (!known || body.generation !== known.generation || body.version !== known.version) this.version += 1;
+    if (summaryOf(body) !== summaryOf(known)) this.version += 1;
     // In another generation the job may have been deleted and defined again, with other edges.
     const isAnew = known && body.generation !== known.generation;
     if (isAnew || (this.graph && !this.graph.has(body.stage))) this._readGraph();

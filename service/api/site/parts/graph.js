@@ -31,7 +31,7 @@ function Stages({ store, graph, path: joined, range, more, problems, route, zone
       ${drawn.edges.map((edge) => html`<${EdgeLine} key=${`${edge.from}→${edge.to}`} edge=${edge}
         store=${store} held=${isStep(path, edge)} />`)}
       ${[...drawn.places].map(([name, place]) => html`<${StageBox} key=${name} name=${name} place=${place}
-        store=${store} node=${graph.get(name)} held=${held.has(name)} more=${more} number=${numbers.get(name) ?? 0}
+        store=${store} node=${graph.get(name)} held=${held.has(name)} more=${more} numbers=${numbers.get(name) ?? ""}
         range=${name === path.at(-1) ? range : null} zone=${zone} nowMs=${nowMs} />`)}
     </${Pan}>
     <p class="legend"><span class="key held"></span> holds back what is explained below
@@ -39,11 +39,11 @@ function Stages({ store, graph, path: joined, range, more, problems, route, zone
   </section>`;
 }
 
-/** The number of each stage's first problem, as in the list. */
+/** The numbers of each stage's problems, as in the list. */
 function numbered(stages) {
   const numbers = new Map();
-  if (stages) stages.split(" ").forEach((name, k) => numbers.has(name) || numbers.set(name, k + 1));
-  return numbers;
+  if (stages) stages.split(" ").forEach((name, k) => numbers.set(name, [...(numbers.get(name) ?? []), k + 1]));
+  return new Map([...numbers].map(([name, of]) => [name, of.join(", ")]));
 }
 
 /** Whether what this edge brought waits: its stage is ahead of the reader's input. */

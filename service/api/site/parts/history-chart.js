@@ -1,12 +1,14 @@
 /** A stage's watermarks and rates over wall time, with its changes. Drag to zoom; the buttons do the same. */
 import { now, pathOf, read } from "../lib/api.js";
 import { html, useMemo, useRef, useState } from "../lib/html.js";
-import { steps as stepsOf, usePoll } from "../lib/hooks.js";
+import { usePoll } from "../lib/hooks.js";
+import { steps as stepsOf } from "../lib/job-store.js";
 import { axes, steps, times, usePlot } from "../lib/plot.js";
 import { changed, go } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant } from "../lib/time.js";
 import { marksOf, MarksLegend, MarksTable, place, wordsAt } from "./marks.js";
 import { perSecond, rate, Rates } from "./rates.js";
+import { signOf, wordOf } from "./status.js";
 
 const POINTS = 600;
 const CHANGES = 200;
@@ -179,10 +181,11 @@ function Steps({ points, zone }) {
   const per = (k, name) => perSecond(last[k].records === null || (last[k + 1]?.records ?? null) === null ? null : rate(last[k + 1], last[k], name));
   return html`<details><summary>${last.length === 1 ? "The last step" : `The last ${last.length} steps`} as a table</summary><div class="scroll"><table class="cards steps">
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
-      <th scope="col">After</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
+      <th scope="col">After</th><th scope="col">Status</th>${has && html`<th scope="col">Rows a second</th><th scope="col">Late rows a second</th>`}</tr></thead>
     <tbody>${last.map((each, k) => html`<tr key=${each.at}><td data-label="At" class="time">${instant(each.at, zone)}</td>
       <td data-label="Output watermark" class="time">${instant(each.output_watermark, zone)}</td>
       <td data-label="Input watermark" class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
       <td data-label="After">${after(each, last[k + 1])}</td>
+      <td data-label="Status">${signOf(each.status)} ${wordOf(each.status)}</td>
       ${has && html`<td data-label="Rows a second">${per(k, "records")}</td><td data-label="Late rows a second">${per(k, "late")}</td>`}</tr>`)}</tbody></table></div></details>`;
 }

@@ -20,7 +20,7 @@ export function useProblems(job) {
   return data?.job === job ? data.problems : UNKNOWN;
 }
 
-/** Each has its number, and its stage in the graph has the same. @param {{job: string, problems: any[], zone: any}} props */
+/** Each has its number, and its stage in the graph has the numbers of all its problems. @param {{job: string, problems: any[], zone: any}} props */
 export function Problems({ job, problems, zone }) {
   if (!problems.length) return null;
   const firstWith = (remedy) => problems.find((each) => each.remedy === remedy);

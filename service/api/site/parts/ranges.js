@@ -7,6 +7,7 @@ import { unbroken } from "../lib/text.js";
 import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
 import { HeatMap } from "./heat-map.js";
 import { Retire } from "./retire.js";
+import { NO_RANGES } from "./status.js";
 
 const REFRESH_MS = 2_000;
 /** To count a million takes the service some time: it is asked less often. */
@@ -31,7 +32,7 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
   const { data, problem } = usePoll((signal) => read(path, { signal }), ms, [path]);
   if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
   if (!data) return null;
-  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The stage does not have ranges: its output is its input.</p></section>`;
+  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">The ranges of the stage: ${NO_RANGES}. Its output is its input.</p></section>`;
   // A stage that waits has not lost its worker: that would be its health. So the run of its ranges has finished.
   const ended = stage?.health === "ended" || (stage?.health === "waiting" && data.counts.expired > 0);
   return html`<section class="ranges" aria-labelledby="ranges-title">
@@ -69,7 +70,7 @@ function List({ data, show, stage, ended, throttled, route, me, zone, nowMs }) {
       ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
-      <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${each.condition === "active" && each.range in throttled ? "throttled" : conditionOf(each, ended)}</td>
+      <td data-label="Condition" class=${`condition ${ended ? "" : classOf(each)}`}>${shownAs(conditionOf(each, ended), each.range in throttled)}</td>
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the lowest">${isInstant(each.promise) && isInstant(lowest) && each.condition !== "retired" ? unbroken(duration(Math.max(0, each.promise - lowest))) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
@@ -88,6 +89,12 @@ function conditionOf({ condition, stalled, reported_at: reportedAt }, ended) {
   if (stalled) return "stalled";
   if (condition === "expired") return ended ? "ended" : "no worker";
   return condition === "never_reported" && reportedAt ? "no promise yet" : condition.replace("_", " ");
+}
+
+/** A throttled reader that is active is shown as throttled. Any other one is idle or without a worker, and throttled besides. */
+function shownAs(condition, isThrottled) {
+  if (!isThrottled) return condition;
+  return condition === "active" ? "throttled" : `${condition}, throttled`;
 }
 
 const SETTLED = new Set(["final", "retired"]);

@@ -1,7 +1,8 @@
 /** Who executes the stage, since when, and how its last runs ended. */
 import { pathOf, read } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { steps, usePoll } from "../lib/hooks.js";
+import { usePoll } from "../lib/hooks.js";
+import { steps } from "../lib/job-store.js";
 import { unbroken } from "../lib/text.js";
 import { duration, fromIso, instant, wholeMoments } from "../lib/time.js";
 

@@ -6,7 +6,7 @@ import { link } from "../lib/route.js";
 import { firstFitted, fitted, widthOf } from "../lib/text.js";
 import { coarse, instant, isEnd, lagText } from "../lib/time.js";
 import { Following } from "./following.js";
-import { endedOf, isUnwell, kindOf, signOf, systemLag, wordOf } from "./status.js";
+import { endedOf, isUnwell, kindOf, NO_RANGES, signOf, systemLag, wordOf } from "./status.js";
 
 const PAD = 10;
 const GAP = 6;
@@ -16,9 +16,9 @@ const FONTS = { name: "700 13px", text: "400 12px", badge: "600 12px" };
 /** A holder's name gets at least this much. */
 const LEAST_HOLDER = 60;
 
-/** @param {{name: string, place: {x: number, y: number}, store: any, node: any, held: boolean, range: string | null, more: number, number: number, zone: any}} props */
+/** @param {{name: string, place: {x: number, y: number}, store: any, node: any, held: boolean, range: string | null, more: number, numbers: string, zone: any}} props */
 export class StageBox extends Following {
-  render({ name, place, store, node, held, range, more, number, zone }) {
+  render({ name, place, store, node, held, range, more, numbers, zone }) {
     const stage = store.stages.get(name);
     const kind = kindOf(stage);
     const lagLines = lags(stage, now());
@@ -29,14 +29,14 @@ export class StageBox extends Following {
     const described = [wordOf(kind), ...badges].join(", ");
     const health = isUnwell(kind) ? wordOf(kind) : "";
     const healthWidth = health ? badgeWidth(health) : 0;
-    const numberWidth = number ? badgeWidth(String(number)) + GAP : 0;
+    const numberWidth = numbers ? badgeWidth(numbers) + GAP : 0;
     const room = NODE.width - 2 * PAD;
     return html`<a href=${link({ job: store.job, stage: name })} class=${`stage ${kind}${held ? " held" : ""}`} data-stage=${name}
-      draggable=${false} aria-label=${`${number ? `problem ${number}, ` : ""}${name}, ${described}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
+      draggable=${false} aria-label=${`${problemsText(numbers)}${name}, ${described}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
         <rect class="box" width=${NODE.width} height=${NODE.height + (foot ? NODE.foot : 0)} rx="6" />
-        ${number > 0 && html`<${Badge} kind="number" x=${PAD} y=${4} text=${String(number)} />`}
+        ${numbers && html`<${Badge} kind="number" x=${PAD} y=${4} text=${numbers} />`}
         <text class="name" x=${PAD + numberWidth} y="17">${fitted(name, FONTS.name, room - numberWidth - 20)}</text>
         <text class="sign" x=${NODE.width - PAD} y="17">${signOf(kind)}</text>
         <text class="output" x=${PAD} y="36">${fitted(lines[0], FONTS.text, room - (health ? healthWidth + GAP : 0))}</text>
@@ -48,6 +48,8 @@ export class StageBox extends Following {
   }
 }
 
+const problemsText = (numbers) => (numbers ? `problem${numbers.includes(",") ? "s" : ""} ${numbers}, ` : "");
+
 const badgeWidth = (text) => Math.ceil(widthOf(text, FONTS.badge)) + 2 * BADGE.pad;
 
 function Badge({ kind, x, y, text, width = badgeWidth(text) }) {
@@ -58,15 +60,16 @@ function Badge({ kind, x, y, text, width = badgeWidth(text) }) {
 /** The range that holds back, and the badges: these have their whole words, the range what is left. */
 function Foot({ range, more, badges }) {
   const y = NODE.height;
-  let right = NODE.width - PAD;
+  const begin = badges.reduce((x, text) => x - badgeWidth(text) - GAP, NODE.width - PAD + GAP);
+  let next = begin;
   const placed = badges.map((text) => {
-    const x = right - badgeWidth(text);
-    right = x - GAP;
+    const x = next;
+    next += badgeWidth(text) + GAP;
     return html`<${Badge} kind=${text.split(" ")[0]} x=${x} y=${y} text=${text} />`;
   });
   if (range === null) return placed;
   const others = more > 0 ? ` +${more.toLocaleString("en")}` : "";
-  const room = Math.max(LEAST_HOLDER, right - PAD) - 2 * BADGE.pad;
+  const room = Math.max(LEAST_HOLDER, begin - GAP - PAD) - 2 * BADGE.pad;
   const text = fitted(range, FONTS.badge, room - (others ? widthOf(others, FONTS.badge) : 0)) + others;
   return html`${placed}<g class="holder" data-range=${range}><title>${range}${others}</title>
     <${Badge} kind="range" x=${PAD} y=${y} text=${text} /></g>`;
@@ -90,7 +93,7 @@ function lags(stage, nowMs) {
 }
 
 function reported(stage, node) {
-  if (node?.kind === "passthrough") return "not a range of its own";
+  if (node?.kind === "passthrough") return `ranges: ${NO_RANGES}`;
   const total = (stage?.ranges.total ?? node?.ranges ?? 0).toLocaleString("en");
   const done = (stage?.ranges.reported ?? 0).toLocaleString("en");
   return `${done} of ${total} ranges reported`;

@@ -5,7 +5,7 @@ import { changed, go, link } from "../lib/route.js";
 import { instant, lagText } from "../lib/time.js";
 import { Following, Unchanged } from "./following.js";
 import { badgesOf } from "./stage-box.js";
-import { Status, systemLag } from "./status.js";
+import { NO_RANGES, Status, systemLag } from "./status.js";
 
 /** With more stages than this, there is a field to find one. */
 const MANY = 12;
@@ -60,7 +60,7 @@ class Row extends Following {
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${lagText(output, nowMs)}</td>
       <td data-label="System lag">${systemLag(stage, nowMs) ?? "–"}</td>
-      <td data-label="Ranges reported">${total ? `${reported.toLocaleString("en")} of ${total.toLocaleString("en")}` : "–"}</td>
+      <td data-label="Ranges reported">${total ? `${reported.toLocaleString("en")} of ${total.toLocaleString("en")}` : stage ? NO_RANGES : "–"}</td>
       <td data-label="Late rows">${(stage?.late ?? 0).toLocaleString("en")}</td>
       <td><a href=${changed(route, { why: name })} aria-label=${`Why is ${name} where it is?`}>why?</a></td>
     </tr>`;

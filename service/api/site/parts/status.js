@@ -30,6 +30,9 @@ export const isUnwell = (kind) => UNWELL.has(kind);
 export const signOf = (kind) => known(kind)[0];
 export const wordOf = (kind) => known(kind)[1];
 
+/** The ranges of a passthrough stage, as commands write them. */
+export const NO_RANGES = "none of its own";
+
 /** Without work that ages: the lag of such a stage is as the service has computed it, and does not count on. */
 const RESTING = new Set(["idle", "ended", "final"]);
 

@@ -11,7 +11,7 @@ import { HistoryChart } from "../parts/history-chart.js";
 import { Ranges } from "../parts/ranges.js";
 import { Runs } from "../parts/runs.js";
 import { badgesOf } from "../parts/stage-box.js";
-import { Status, systemLag } from "../parts/status.js";
+import { NO_RANGES, Status, systemLag } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
 export function StageView({ route, me, zone }) {
@@ -40,7 +40,7 @@ const asks = (route, ...names) => names.some((name) => route.query.has(name));
 
 function Facts({ stage, throttled, zone, nowMs }) {
   const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
-  const late = (stage.late_ranges ?? 0);
+  const late = stage.late_ranges ?? 0;
   const facts = [
     ["State", html`<${Status} of=${stage} />${badgesOf(stage, throttled).map((text) => html`<span class=${`chip ${text.split(" ")[0]}`}>${text}</span>`)}`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
@@ -53,7 +53,7 @@ function Facts({ stage, throttled, zone, nowMs }) {
       `${leased.toLocaleString("en")} leased`, idle && `${idle.toLocaleString("en")} idle`,
       final && `${final.toLocaleString("en")} final`,
       late && `${late.toLocaleString("en")} late`,
-      retired && `${retired.toLocaleString("en")} retired`].filter(Boolean).join(", ") : "none of its own"],
+      retired && `${retired.toLocaleString("en")} retired`].filter(Boolean).join(", ") : NO_RANGES],
     ...Object.entries(stage.percentiles ?? {}).map(([percentage, at]) => [
       `${percentage} % of what is in flight is after`,
       html`<span class="time">${at === null ? "not known" : instant(at, zone)}</span>`]),
