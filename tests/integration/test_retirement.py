@@ -144,7 +144,7 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
 async def test_a_late_range_outlasts_the_live_store(
     job: Api, gauge: InProcess, promise: int
 ) -> None:
-    """Whether its report has raised its promise or not."""
+    """A report that raises its promise, and reports that do not, count alike."""
     await job.retire("clicks", "c-0", BECAUSE)
     gauge.advance(1_000)
     await job.report("clicks", await job.token("clicks"), {"c-0": promise})
