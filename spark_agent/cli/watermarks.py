@@ -129,7 +129,9 @@ def _print_problems(problems: Sequence[ProblemLine]) -> None:
 
 def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     watermark = client.show(job, stage)
-    ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
+    # Nothing holds a final stage, also if late ranges report.
+    is_final = watermark["status"] == "final"
+    ranges = () if is_final else client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [
         each
         for each in problems_of(client, job)

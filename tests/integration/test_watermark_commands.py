@@ -14,6 +14,7 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.times import MAX_MS
 from tests.support.server import ROOT, Service
 from tests.unit.agent.test_inspection import run
 
@@ -89,6 +90,13 @@ def test_show_has_the_promise_of_a_source_from_the_specification(water: Water) -
     for stage, expected in (("taps", promise), ("hourly", None)):
         found = json.loads(run("show", water.job, stage, "--json", *url).stdout)
         assert found["promise"] == expected
+
+
+def test_nothing_holds_a_final_stage(water: Water) -> None:
+    water.report(MAX_MS)
+    asked = ("show", water.job, "taps", "--url", water.service.url)
+    assert json.loads(run(*asked, "--json").stdout)["held_by"] == []
+    assert "slowest ranges" not in run(*asked).stdout
 
 
 def test_history_is_a_table_or_the_answer(water: Water) -> None:
