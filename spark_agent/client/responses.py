@@ -92,6 +92,7 @@ class JobProblemsAnswer(TypedDict):
     job: str
     health: Health
     problems: Sequence[ProblemLine]
+    late_ranges: NotRequired[int]
 
 
 class ProblemsAnswer(TypedDict):
@@ -99,6 +100,7 @@ class ProblemsAnswer(TypedDict):
 
     problems: Sequence[ProblemLine]
     total: int
+    late_ranges: NotRequired[Mapping[str, int]]
 
 
 class JobSummary(TypedDict):
@@ -119,6 +121,7 @@ class JobSummary(TypedDict):
     """The worst problem as lists show it: as `because`, with the name of a single range."""
     holds_back: NotRequired[Sequence[str]]
     holds_back_next: NotRequired[Sequence[str]]
+    late_ranges: NotRequired[int]
 
 
 class OverviewAnswer(TypedDict):
