@@ -11,6 +11,7 @@ from service.aggregator.history import PastWatermark
 from service.aggregator.holders import HoldingRange
 from service.aggregator.keys import ANYONE, Keys
 from service.aggregator.overview import JobSummary, Overview
+from service.aggregator.problems import FoundProblems
 from service.aggregator.range_summary import SLOWEST, RangeSummary, Window
 from service.aggregator.remedies import REMEDIES
 from service.aggregator.retirements import Retirement, Retiring
@@ -26,6 +27,7 @@ __all__ = [
     "Changes",
     "Condition",
     "Explanation",
+    "FoundProblems",
     "HoldingRange",
     "JobHealth",
     "JobSummary",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from service.aggregator.holders import following, holding
+from service.aggregator.late_ranges import count_late_ranges
 from service.aggregator.throttling import Throttling
 from service.aggregator.troubles import (
     Trouble,
@@ -101,6 +102,8 @@ class JobHealth:
     """Every root cause, the worst first."""
     is_steady: bool = False
     """True if all of them stay as they are while the job does not change."""
+    late_ranges: int = 0
+    """Number of the late ranges of its final stages."""
 
     @property
     def health(self) -> Health:
@@ -171,7 +174,8 @@ class Examiner:
                     )
                 )
         steady = are_steady(observed.values()) and not self.has_failure(job)
-        return JobHealth(view, found, sorted(problems, key=worst_first), steady)
+        late = sum(count_late_ranges(view.stages[name], seen) for name, seen in observed.items())
+        return JobHealth(view, found, sorted(problems, key=worst_first), steady, late)
 
     async def troubles(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant

@@ -28,6 +28,17 @@ the times of the day, without the day if that is today.
 
 
 @dataclass(frozen=True, slots=True)
+class FoundProblems:
+    """Problems of several jobs, the worst first."""
+
+    problems: Sequence[Problem]
+    total: int
+    """Number of all, of which the first ones are here."""
+    late_ranges: Mapping[str, int]
+    """Number of the late ranges of final stages, by job; without jobs that have none."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Cached:
     jobs: Mapping[str, JobHealth]
     at_ms: int
@@ -51,19 +62,13 @@ class Problems:
         self._examined: dict[str, _Examined] = {}
         self._examining = asyncio.Lock()
 
-    async def of_all(
-        self, may_read: Callable[[str], bool], limit: int
-    ) -> tuple[Sequence[Problem], int]:
-        """Return the problems of the jobs that may be read, the worst first, and their number.
-
-        Raises `UnavailableError`.
-        """
-        jobs = await self.jobs()
-        found = [
-            problem for name, job in jobs.items() if may_read(name) for problem in job.problems
-        ]
+    async def of_all(self, may_read: Callable[[str], bool], limit: int) -> FoundProblems:
+        """Return the problems of the jobs that may be read. Raises `UnavailableError`."""
+        jobs = {name: job for name, job in (await self.jobs()).items() if may_read(name)}
+        found = [problem for job in jobs.values() for problem in job.problems]
         found.sort(key=worst_first)
-        return found[:limit], len(found)
+        late = {name: job.late_ranges for name, job in jobs.items() if job.late_ranges}
+        return FoundProblems(found[:limit], len(found), late)
 
     async def jobs(self) -> Mapping[str, JobHealth]:
         """Return every job with its problems. Raises `UnavailableError`."""

@@ -51,4 +51,4 @@ async def get_problems(call: Call[None]) -> ProblemsBody:
     """
     limit = integer(call.request, "limit", 1, MAX_PROBLEMS, DEFAULT_PROBLEMS) or DEFAULT_PROBLEMS
     async with call.turn():
-        return problems_body(*await call.aggregator.problems.of_all(call.may_read, limit))
+        return problems_body(await call.aggregator.problems.of_all(call.may_read, limit))

@@ -113,8 +113,20 @@ def stage_text(stage: WatermarkAnswer | JobSummary, throttled: int = 0) -> str:
         ended = [f"{stage.get('slowest')} has ended"]
     retired = stage.get("ranges", {}).get("retired", 0)
     late = stage.get("late_ranges", 0)
-    marks = [(late, "late ranges"), (retired, "retired"), (throttled, "throttled")]
+    marks = [(late, _LATE), (retired, "retired"), (throttled, "throttled")]
     return ", ".join([word, *ended, *(f"{mark} {count:,}" for count, mark in marks if count)])
+
+
+_LATE: Final = "late ranges"
+
+
+def late_text(count: int) -> str:
+    """Write the number of late ranges, as `stage_text` does.
+
+    >>> late_text(1_200)
+    'late ranges 1,200'
+    """
+    return f"{_LATE} {count:,}"
 
 
 def range_text(

@@ -21,7 +21,7 @@ from spark_agent.cli.common import (
     output,
     print_data,
 )
-from spark_agent.cli.health import health_text, problem_lines, style_of
+from spark_agent.cli.health import health_text, late_text, problem_lines, style_of
 from spark_agent.client.responses import JobProblemsAnswer, ProblemsAnswer
 
 # The exit codes of plugins for Nagios, and for what has taken its place.
@@ -68,6 +68,8 @@ def _print(found: JobProblemsAnswer | ProblemsAnswer, limit: int) -> None:
         health = found["health"]
         # As other commands write the status of a sound job.
         condition = "active" if health == "ok" else health_text(health)
+        if late := found.get("late_ranges"):
+            condition += f", {late_text(late)}"
         output().print(Text(f"{found['job']}: {condition}", style_of(health) or ""))
         lines = problem_lines(problems)
     else:
@@ -78,6 +80,8 @@ def _print(found: JobProblemsAnswer | ProblemsAnswer, limit: int) -> None:
             Text(f"{each['job']}: ").append(line)
             for each, line in zip(problems, problem_lines(problems), strict=True)
         ]
+        late_of = found.get("late_ranges", {})
+        lines += [Text(f"{job}: {late_text(late)}") for job, late in late_of.items()]
     for line in lines:
         output().print(line)
     if len(problems) < total:

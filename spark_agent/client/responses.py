@@ -101,6 +101,7 @@ class JobProblemsAnswer(TypedDict):
     job: str
     health: Health
     problems: Sequence[ProblemLine]
+    late_ranges: NotRequired[int]
 
 
 class ProblemsAnswer(TypedDict):
@@ -108,6 +109,7 @@ class ProblemsAnswer(TypedDict):
 
     problems: Sequence[ProblemLine]
     total: int
+    late_ranges: NotRequired[Mapping[str, int]]
 
 
 class JobSummary(TypedDict):
@@ -128,6 +130,7 @@ class JobSummary(TypedDict):
     """The worst problem as lists show it: as `because`, with the name of a single range."""
     holds_back: NotRequired[Sequence[str]]
     holds_back_next: NotRequired[Sequence[str]]
+    late_ranges: NotRequired[int]
 
 
 class OverviewAnswer(TypedDict):

@@ -135,6 +135,13 @@ async def test_late_ranges_are_those_that_report(job: Api, gauge: InProcess) -> 
     await eventually(lambda: _late(job), lambda found: found == 1)
     text = (await gauge.client.get("/metrics")).text
     assert 'tidegauge_late_ranges{job="job",stage="clicks"} 1.0' in text
+    assert (await job.problems())["late_ranges"] == 1
+    every = await eventually(
+        lambda: _every_problem(gauge), lambda found: found.get("late_ranges") is not None
+    )
+    assert every["late_ranges"] == {"job": 1}
+    overview = ok(await gauge.client.get("/v1/overview"))["jobs"]
+    assert [each["late_ranges"] for each in overview] == [1]
     await job.report("clicks", await job.token("clicks", ["c-1"]), {"c-1": None})
     await eventually(lambda: _late(job), lambda found: found == 2)
     assert "(so are the rows of range c-0)" in (await job.explain("clicks"))["because"]
@@ -152,6 +159,10 @@ async def test_a_late_range_outlasts_the_live_store(
     job = gauge.api()
     assert await _late(job) == 1
     assert f"again after its retirement ({BECAUSE})" in (await job.explain("clicks"))["because"]
+
+
+async def _every_problem(gauge: InProcess) -> dict[str, Any]:
+    return ok(await gauge.client.get("/v1/problems"))
 
 
 async def _late(job: Api) -> int:

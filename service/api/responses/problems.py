@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.aggregator import JobHealth, Problem
+from service.aggregator import FoundProblems, JobHealth, Problem
 from service.api.responses.common import Count, HoldsBackNext, Instant
 from service.frontier.health import Health, Severity
 from service.frontier.timestamps import iso
@@ -55,6 +54,10 @@ class JobProblemsBody(Struct, frozen=True):
         ),
     ]
     problems: list[ProblemLine]
+    late_ranges: Annotated[
+        Count | UnsetType,
+        Meta(description="Late ranges of its final stages, which are not a problem; absent: 0"),
+    ] = UNSET
 
 
 class ProblemsBody(Struct, frozen=True):
@@ -62,16 +65,26 @@ class ProblemsBody(Struct, frozen=True):
 
     problems: list[ProblemLine]
     total: Annotated[Count, Meta(description="Number of problems, listed or not")]
+    late_ranges: Annotated[
+        dict[str, Count] | UnsetType,
+        Meta(description="Late ranges of final stages, by job; absent: none has such ranges"),
+    ] = UNSET
 
 
 def job_problems_body(found: JobHealth) -> JobProblemsBody:
     """Return the problems of a job."""
-    return JobProblemsBody(found.view.name, found.health, list(map(_line, found.problems)))
+    return JobProblemsBody(
+        found.view.name,
+        found.health,
+        list(map(_line, found.problems)),
+        found.late_ranges or UNSET,
+    )
 
 
-def problems_body(found: Sequence[Problem], total: int) -> ProblemsBody:
+def problems_body(found: FoundProblems) -> ProblemsBody:
     """Return the problems of all jobs."""
-    return ProblemsBody(list(map(_line, found)), total)
+    late = dict(found.late_ranges) or UNSET
+    return ProblemsBody(list(map(_line, found.problems)), found.total, late)
 
 
 def _line(problem: Problem) -> ProblemLine:

@@ -118,6 +118,9 @@ class JobSummaryBody(Struct, frozen=True):
         Meta(description="The downstream stages that wait for this cause. Absent: none"),
     ] = UNSET
     holds_back_next: HoldsBackNext = UNSET
+    late_ranges: Annotated[
+        Count | UnsetType, Meta(description="Late ranges of its final stages; absent: 0")
+    ] = UNSET
 
 
 class OverviewBody(Struct, frozen=True):
@@ -198,4 +201,5 @@ def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
         UNSET if worst is None else worst.cause,
         UNSET if worst is None else list(worst.holds_back) or UNSET,
         UNSET if worst is None else list(worst.holds_back_next) or UNSET,
+        UNSET if found.found is None else found.found.late_ranges or UNSET,
     )

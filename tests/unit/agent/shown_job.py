@@ -290,7 +290,12 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/overview": {
         "jobs": [
             _summary(
-                "scores", STAGES[LAST], health="no_worker", problems=1, because=PROBLEM["because"]
+                "scores",
+                STAGES[LAST],
+                health="no_worker",
+                problems=1,
+                late_ranges=2,
+                because=PROBLEM["because"],
             ),
             _summary(QUIET, stage("console", NEW_YEAR), slowest_ended=True),
         ],
@@ -304,8 +309,13 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
         "generation": 3,
         "watermarks": {"console": stage("console", NEW_YEAR)},
     },
-    "/v1/jobs/scores/problems": {"job": "scores", "health": "no_worker", "problems": [PROBLEM]},
-    "/v1/problems": {"problems": [PROBLEM], "total": 1},
+    "/v1/jobs/scores/problems": {
+        "job": "scores",
+        "health": "no_worker",
+        "problems": [PROBLEM],
+        "late_ranges": 2,
+    },
+    "/v1/problems": {"problems": [PROBLEM], "total": 1, "late_ranges": {"scores": 2}},
     f"/v1/jobs/scores/stages/{SOURCE}/watermark": STAGES[SOURCE],
     f"/v1/jobs/scores/stages/{SOURCE}/ranges": {
         "job": "scores",

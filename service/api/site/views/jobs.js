@@ -59,7 +59,7 @@ function Row({ job, nowMs, zone }) {
   const still = job.status !== "final" && stillMs > STILL_MS;
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
-    <td data-label="State"><${Status} of=${job} />${job.because && html`<small class="cause">${unbroken(moments(job.cause ?? job.because, zone))}${waiting(job)}</small>`}</td>
+    <td data-label="State"><${Status} of=${job} />${job.late_ranges > 0 && html`<span class="chip late">late ranges ${job.late_ranges.toLocaleString("en")}</span>`}${job.because && html`<small class="cause">${unbroken(moments(job.cause ?? job.because, zone))}${waiting(job)}</small>`}</td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${lagText(job.output_watermark, nowMs)}</td>
