@@ -17,6 +17,9 @@ _NAMED: Final = 3
 _WHOLE: Final = frozenset({"new", "removed"})
 """Words of a whole stage that comes, or goes."""
 
+_UNNAMED: Final = re.compile(r"\branges\b|\d more\b|…$|^(new|removed|changed)$")
+"""Words of a change that do not name each range that it may end, or were shortened."""
+
 _THROTTLE: Final = {
     (False, True): "a throttle",
     (True, False): "no throttle any more",
@@ -75,9 +78,10 @@ def may_end_range(words: str, range_name: str) -> bool:
     True
     >>> may_end_range("+ shard t-2, a throttle", "t-1"), may_end_range("new", "t-1")
     (False, True)
+    >>> may_end_range("- shards a, b…", "t-1"), may_end_range("changed", "t-1")
+    (True, True)
     """
-    of_all = words in _WHOLE or re.search(r"\branges\b|\d more\b", words) is not None
-    return of_all or range_name in re.split(r"[ ,]+", words)
+    return bool(_UNNAMED.search(words)) or range_name in re.split(r"[ ,]+", words)
 
 
 def _throttled(by: ThrottlePolicy) -> set[str]:
