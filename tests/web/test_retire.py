@@ -80,7 +80,7 @@ def test_a_final_stage_waits_for_none_of_its_late_ranges(service: Service, open_
         feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
         page.goto("/#/jobs/late-again/stages/taps")
         caption = page.locator(".ranges caption")
-        expect(caption).to_have_text("1 of 1 range whose rows are late: the stage is final")
+        expect(caption).to_have_text("The only range, whose rows are late: the stage is final")
         expect(page.locator(".facts")).to_contain_text("1 of 1 reported, 1 leased, 1 late")
         etag = feed.client.get(feed.root).headers["etag"]
         stages = {"stages": {"taps": {"shards": ["t-0", "t-1"]}}}
