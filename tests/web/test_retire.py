@@ -67,6 +67,8 @@ def test_a_range_that_returns_to_a_final_stage_is_marked(service: Service, open_
         feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
     with open_page("/#/jobs/returning") as page:
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text("late ranges 1")
+        page.goto("/#/?q=returning")
+        expect(page.locator('tr[data-job="returning"] .chip')).to_have_text("late ranges 1")
         page.goto("/#/jobs/returning/stages/taps")
         expect(page.locator(".because")).to_contain_text("has reported again after its retirement")
         expect(page.locator(".remedy")).to_contain_text("Reset the job")
