@@ -337,7 +337,7 @@ def _throttle(advice: AdviceAnswer) -> str:
 
 
 def _beyond(until_ms: int | None) -> str:
-    """Write the event time from which on a throttle holds. A rate holds at once, without one."""
+    """Write the furthest event time that a shard may run to; empty: a rate alone does not limit it."""
     return "" if until_ms is None else instant_text(until_ms)
 
 

@@ -67,6 +67,8 @@ def test_a_range_that_returns_to_a_final_stage_is_marked(service: Service, open_
         feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
     with open_page("/#/jobs/returning") as page:
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text("late ranges 1")
+        page.goto("/#/?q=returning")
+        expect(page.locator('tr[data-job="returning"] .chip')).to_have_text("late ranges 1")
         page.goto("/#/jobs/returning/stages/taps")
         expect(page.locator(".because")).to_contain_text("has reported again after its retirement")
         expect(page.locator(".remedy")).to_contain_text("Reset the job")
@@ -80,7 +82,7 @@ def test_a_final_stage_waits_for_none_of_its_late_ranges(service: Service, open_
         feed.claim("taps", ["t-0"], holder="disk-2").promise(START)
         page.goto("/#/jobs/late-again/stages/taps")
         caption = page.locator(".ranges caption")
-        expect(caption).to_have_text("1 of 1 range whose rows are late: the stage is final")
+        expect(caption).to_have_text("The only range, whose rows are late: the stage is final")
         expect(page.locator(".facts")).to_contain_text("1 of 1 reported, 1 leased, 1 late")
         etag = feed.client.get(feed.root).headers["etag"]
         stages = {"stages": {"taps": {"shards": ["t-0", "t-1"]}}}

@@ -302,6 +302,19 @@ def test_the_explanation_follows_the_state(service: Service, open_page: Opened):
             expect(page.locator(".because")).to_contain_text("no memory", timeout=1_500)
 
 
+def test_the_only_range_of_a_stage_is_called_so(service: Service, open_page: Opened):
+    """It was 1 of 1 ranges."""
+    with Feed(service.url, "single") as feed:
+        feed.define({"taps": {"shards": ["0"]}})
+        with open_page("/#/jobs/single") as page:
+            box = page.locator('a[data-stage="taps"]')
+            expect(box).to_contain_text("its only range has not reported")
+            feed.claim("taps", holder="w").promise(START)
+            expect(box).to_contain_text("its only range has reported")
+            page.goto("/#/jobs/single/stages/taps")
+            expect(page.locator(".ranges caption")).to_have_text("The only range")
+
+
 def test_a_passthrough_stage_has_one_wording_for_its_ranges(service: Service, open_page: Opened):
     with Feed(service.url, "union") as feed:
         feed.define({"taps": {"shards": ["0"]}, "both": {"inputs": ["taps"], "passthrough": True}})

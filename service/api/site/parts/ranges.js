@@ -49,12 +49,19 @@ export function Ranges({ route, me, stage, throttle, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
+/** The ranges that are listed, in words. */
+function captionOf(data, show, stage) {
+  const which = show === "slowest" ? chosen(data, stage) : "";
+  if (data.total === 1) return `The only range${which && `,${which}`}`;
+  return `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}${which}`;
+}
+
 /** The ranges that count, in words: a final stage waits for none. */
 function chosen({ counts, matching, total }, stage) {
   if (stage?.status !== "final") return matching < total ? " that the stage waits for" : "";
   if (!counts.never_reported) return " whose rows are late: the stage is final";
-  const [are, them] = matching === 1 ? ["is", "it"] : ["are", "them"];
-  return ` that ${are} not final: the stage is final, and does not wait for ${them}`;
+  const [are, them] = matching === 1 ? ["which is", "it"] : ["that are", "them"];
+  return ` ${are} not final: the stage is final, and does not wait for ${them}`;
 }
 
 function List({ data, show, stage, ended, throttled, route, me, zone, nowMs }) {
@@ -62,8 +69,7 @@ function List({ data, show, stage, ended, throttled, route, me, zone, nowMs }) {
   const may = me.role === "admin";
   if (!data.listed.length) return html`<p class="empty">${show === "slowest"
     ? "The stage waits for none of them: each is final, idle or retired." : "There are none."}</p>`;
-  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}${show === "slowest" ? chosen(data, stage) : ""}`;
-  return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
+  return html`<div class="scroll"><table class="cards"><caption>${captionOf(data, show, stage)}</caption>
     <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
       <th scope="col">Ahead of the lowest</th><th scope="col">Holds</th><th scope="col">Holder</th>
       <th scope="col">Held for</th><th scope="col">Reported</th><th scope="col">Unchanged for</th>

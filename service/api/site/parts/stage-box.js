@@ -94,7 +94,8 @@ function lags(stage, nowMs) {
 
 function reported(stage, node) {
   if (node?.kind === "passthrough") return `ranges: ${NO_RANGES}`;
-  const total = (stage?.ranges.total ?? node?.ranges ?? 0).toLocaleString("en");
-  const done = (stage?.ranges.reported ?? 0).toLocaleString("en");
-  return `${done} of ${total} ranges reported`;
+  const total = stage?.ranges.total ?? node?.ranges ?? 0;
+  const done = stage?.ranges.reported ?? 0;
+  if (total === 1) return `its only range has ${done ? "reported" : "not reported"}`;
+  return `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ranges reported`;
 }
