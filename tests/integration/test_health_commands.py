@@ -9,6 +9,7 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.client.reports import RangeReport, Rank
+from tests.support.binaries import wait_until
 from tests.support.server import Service
 from tests.unit.agent.test_inspection import run
 
@@ -117,9 +118,13 @@ def test_the_status_of_a_job_whose_workers_are_gone_is_2(server: Service, job_na
         "no worker: 24 of 24 ranges of clicks have no worker (their last run was stopped);"
         " both waits for clicks\n"
     )
-    code, lines = status("--url", job.url, "--limit", "10000")
-    assert code == 2
-    assert f"\n{job.name}: no worker: 24 of 24 ranges" in f"\n{lines}"
+
+    def is_listed() -> bool:
+        code, lines = status("--url", job.url, "--limit", "10000")
+        return code == 2 and f"\n{job.name}: no worker: 24 of 24 ranges" in f"\n{lines}"
+
+    # The list of all jobs' problems may be some seconds old.
+    wait_until(is_listed, "the job is listed with its problem")
     found = run("status", job.name, "--url", job.url, "--json")
     assert found.exit_code == 2
     assert json.loads(found.stdout)["health"] == "no_worker"
